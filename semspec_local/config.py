@@ -1,0 +1,112 @@
+"""Every default, once.
+
+Frozen dataclasses; the help text of a field is the help text of its command-line option. This module
+knows nothing of models, files or the command line.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .errors import ConfigError
+
+AnswerBy = Literal["target", "draft"]
+
+DEFAULT_BOUNDARY = "\n\n"
+"""The text that ends a reasoning step: a blank line."""
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+"""The tags around the thinking of a reasoning model."""
+
+MAX_SEED = 2**32 - 2
+"""llama.cpp reads 2**32 - 1 as "choose one"; every other 32-bit value is a seed, 0 included."""
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+def default_threads() -> int:
+    """The number of cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS and Windows
+        return os.cpu_count() or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How a model picks a token; the same for draft and target."""
+
+    temperature: float = _option(0.6, "Sampling temperature; 0 always takes the likeliest token.")
+    top_k: int = _option(50, "Keep the K likeliest tokens; 0 keeps all.")
+    top_p: float = _option(0.95, "Keep the smallest set of tokens that holds this much probability.")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature <= 10:
+            raise ConfigError(f"--temp is {self.temperature}; wanted a number from 0 to 10")
+        if self.top_k < 0:
+            raise ConfigError(f"--top-k is {self.top_k}; wanted 0 (keep all) or more")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"--top-p is {self.top_p}; wanted a number over 0, at most 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What one run of the speculation loop needs to know."""
+
+    policy: str = _option("semantic-ratio", "The rule that accepts or rejects a drafted step.")
+    threshold: float | None = _option(
+        None, "The policy's threshold; each policy has its own default (see `semspec-local policies`)."
+    )
+    n_prime: int = _option(1, "Steps that the target writes first, before the draft may propose.")
+    max_step_tokens: int = _option(200, "A step ends here when no blank line came before.")
+    max_tokens: int = _option(2048, "Stop after this many committed tokens.")
+    answer_by: AnswerBy = _option("target", "Who writes the answer after a model has finished thinking.")
+    think_budget: int | None = _option(None, "Close the thinking of a reasoning model after this many tokens.")
+    stop: tuple[str, ...] = _option((), "Stop when this text appears; may be given more than once.")
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+    def __post_init__(self) -> None:
+        for name, low in (("n_prime", 0), ("max_step_tokens", 1), ("max_tokens", 1)):
+            if getattr(self, name) < low:
+                flag = "-n" if name == "max_tokens" else "--" + name.replace("_", "-")
+                raise ConfigError(f"{flag} is {getattr(self, name)}; wanted {low} or more")
+        if self.answer_by not in ("target", "draft"):
+            raise ConfigError(f"--answer-by is {self.answer_by!r}; wanted target or draft")
+        if self.think_budget is not None and self.think_budget < 0:
+            raise ConfigError(f"--think-budget is {self.think_budget}; wanted 0 or more")
+        if any(not text for text in self.stop):
+            raise ConfigError("--stop is empty; wanted some text to stop at")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """How the two models are loaded into llama.cpp."""
+
+    n_ctx: int = _option(4096, "Context size in tokens, for each model.")
+    n_threads: int = _option(0, "CPU threads; 0 takes every core this process may use.")
+    n_gpu_layers: int = _option(0, "Layers of the target to put on a GPU; -1 puts all.")
+    n_gpu_layers_draft: int = _option(0, "Layers of the draft to put on a GPU; -1 puts all.")
+
+    def __post_init__(self) -> None:
+        if self.n_ctx < 8:
+            raise ConfigError(f"-c is {self.n_ctx}; wanted a context of at least 8 tokens")
+        if self.n_threads < 0:
+            raise ConfigError(f"-t is {self.n_threads}; wanted 0 (all cores) or more")
+        for flag, value in (("-ngl", self.n_gpu_layers), ("-ngld", self.n_gpu_layers_draft)):
+            if value < -1:
+                raise ConfigError(f"{flag} is {value}; wanted -1 (all layers) or more")
+
+    @property
+    def threads(self) -> int:
+        return self.n_threads or default_threads()
+
+
+def check_seed(seed: int) -> int:
+    """Return `seed`, or raise ConfigError when llama.cpp could not use it as it is."""
+    if not 0 <= seed <= MAX_SEED:
+        raise ConfigError(f"--seed is {seed}; wanted a whole number from 0 to {MAX_SEED}")
+    return seed

@@ -1,0 +1,429 @@
+"""The speculation loop: draft a step, verify it, commit it or let the target write (arXiv 2602.03708).
+
+Knows models and probes only through `protocols`; knows nothing of files, chat templates or the command line.
+After every record it yields, the caches of both models hold exactly the prompt and the committed tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from .bridge import Bridge
+from .config import MAX_SEED, THINK_CLOSE, RunConfig, check_seed
+from .metrics import Counters
+from .policy import Decision, Policy, Reason, StepScores
+from .prefix import Prefix, Side
+from .protocols import ModelStep, Role, StepModel, StepProbe
+from .steps import StepReader, carry_for
+from .trace import Origin, StepRecord, StopReason
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompt as each model reads it; `thinking` says that it ends inside an opened thinking block."""
+
+    target: Sequence[int]
+    draft: Sequence[int] = ()
+    thinking: bool = False
+
+
+@dataclass
+class Candidate:
+    """A step the draft proposes, as each model holds it; `fits` is False when it cannot be put to the policy."""
+
+    drafted: ModelStep
+    text: bytes
+    read: ModelStep | None = None
+    fits: bool = True
+    times: dict[str, float] = field(default_factory=dict)
+    scores: StepScores | None = None
+
+
+class Speculation:
+    """One run. Iterate over it once for its records; then `stop_reason`, `text` and `counters` say how it went."""
+
+    def __init__(
+        self,
+        prompts: Prompts,
+        *,
+        target: StepModel,
+        draft: StepModel | None,
+        policy: Policy,
+        config: RunConfig,
+        seed: int,
+        probes: Mapping[Role, StepProbe] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.policy, self.config, self._clock = policy, config, clock
+        self.target = Side(target, prompts.target)
+        self.draft = Side(draft, prompts.draft) if draft is not None and policy.drafts else None
+        self.bridge = Bridge(draft.vocabulary, target.vocabulary) if draft is not None else None
+        self.prefix = Prefix(opened=prompts.thinking)
+        self.counters = Counters(n_prompt_tokens=len(prompts.target))
+        self.stop_reason: StopReason | None = None
+        self._probes = dict(probes or {})
+        self._seeds = np.random.SeedSequence(check_seed(seed)).generate_state(3).tolist()
+        self._rng = np.random.default_rng(self._seeds[2])
+        self._force_target = False
+        self._n_records = self._n_think_tokens = 0
+        self._held: list[StepRecord] = []
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        start = self._clock()
+        try:
+            self.prefill()
+            while self.stop_reason is None:
+                reason = self.unverified()
+                if reason is None:
+                    candidate = self.propose()
+                    decision = self.verify(candidate)
+                    if decision.accepted:
+                        yield from self.commit(candidate, decision)
+                        continue
+                    yield from self.reject(candidate, decision)
+                    reason = decision.reason if decision.reason == "forced_target" else "rejected"
+                yield from self.close_thinking() if reason == "think_budget" else self.write(reason)
+            yield from self._release()
+        finally:
+            self.rollback()
+            self.counters.wall_s = self._clock() - start
+
+    @property
+    def text(self) -> str:
+        """The committed text, without the prompt."""
+        return self.prefix.text
+
+    # -- the verbs of the loop ----------------------------------------------------------------------
+
+    def prefill(self) -> None:
+        """Both models read the prompt and start their random numbers anew."""
+        start = self._clock()
+        for side, seed in zip(self._sides(), self._seeds):
+            side.model.reseed(seed % (MAX_SEED + 1))
+            side.model.prefill(side.prompt)
+        self.counters.prefill_s = self._clock() - start
+        self._start = start
+
+    def unverified(self) -> Reason | None:
+        """Why the next step is not to be drafted and verified; None when it is."""
+        if self.prefix.thinking and self._think_room == 0:
+            return "think_budget"
+        if self.prefix.answering:
+            return "answer_phase"
+        if self.draft is None:
+            return "no_draft"
+        return "priming" if self.prefix.n_steps < self.config.n_prime else None
+
+    def propose(self) -> Candidate:
+        """The draft writes a candidate step."""
+        draft = self._draft
+        reader = self._reader([draft] if self.bridge and not self.bridge.identical else self._sides())
+        start = self._clock()
+        step = draft.model.propose(reader, logprobs="draft_logprobs" in self.policy.needs)
+        seconds = self._clock() - start
+        kept, text = _kept(step, reader, draft)
+        if kept < len(step.tokens):
+            step = _shortened(step, kept)
+        return Candidate(step, text, fits=bool(step.tokens), times={"propose_s": seconds})
+
+    def verify(self, candidate: Candidate) -> Decision:
+        """The target reads the candidate in one pass, the probes score it, the policy decides."""
+        assert self.bridge is not None
+        draft, target = self._draft, self.target
+        tokens = self.bridge.carry(candidate.drafted.tokens, draft.model.vocabulary, target.model.vocabulary)
+        # An empty step, or one that is too long in the target's tokens: only the target can end the run exactly.
+        if not candidate.fits or not 0 < len(tokens) <= min(self._budget, target.room):
+            return Decision(False, "forced_target")
+        needs = self.policy.needs
+        start = self._clock()
+        candidate.read = target.model.score(tokens, logprobs=bool(needs & {"target_logprobs", "target_in_top2"}))
+        candidate.times["score_s"] = (scored := self._clock()) - start
+        candidate.scores = StepScores(
+            n_tokens=len(tokens),
+            draft_semantic_prob=self._semantic_prob("draft", candidate.drafted),
+            target_semantic_prob=self._semantic_prob("target", candidate.read),
+            draft_logprobs=candidate.drafted.logprobs,
+            target_logprobs=candidate.read.logprobs,
+            target_in_top2=candidate.read.in_top2,
+        )
+        candidate.times["probe_s"] = self._clock() - scored
+        return self.policy.decide(candidate.scores, self._rng)
+
+    def commit(self, candidate: Candidate, decision: Decision) -> Iterator[StepRecord]:
+        """The candidate becomes part of the prefix; both caches hold it already."""
+        assert candidate.read is not None and candidate.drafted.end is not None
+        added = {"draft": candidate.drafted.tokens, "target": candidate.read.tokens}
+        record = self._record(
+            "draft",
+            decision.reason,
+            candidate.text,
+            candidate.drafted.end,
+            added,
+            committed=True,
+            **_verdict(candidate, decision),
+        )
+        return self._append(record, candidate.text, added)
+
+    def reject(self, candidate: Candidate, decision: Decision) -> Iterator[StepRecord]:
+        """Both models forget the candidate."""
+        self.rollback()
+        added = {"draft": candidate.drafted.tokens}
+        if candidate.read is not None:
+            added["target"] = candidate.read.tokens
+        end = candidate.drafted.end or "eos"
+        verdict = _verdict(candidate, decision)
+        self._held.append(self._record("draft", decision.reason, candidate.text, end, added, **verdict))
+        return self._release_settled()
+
+    def write(self, reason: Reason) -> Iterator[StepRecord]:
+        """The target (or, in the answer, whom the configuration names) writes a step; the other model reads it."""
+        role: Role = "target"
+        if reason == "answer_phase":
+            role = self._answer_role()
+        writer = self._draft if role == "draft" else self.target
+        reader = self._reader([side for side in self._sides() if side.active])
+        start = self._clock()
+        step = writer.model.propose(reader)
+        written = self._clock()
+        kept, text = _kept(step, reader, writer)
+        assert reader.end is not None
+        n_before = reader.end.n_bytes if reader.end.kind == "stop" else 0
+        if n_before < 0:  # the stop string began in an earlier step
+            self._cut(len(self.prefix.data) + n_before)
+        if not kept:
+            self.rollback()
+            self._end(reader.end.kind)
+            return self._release_settled()
+        added = {role: step.tokens[:kept]}
+        writer.committed += step.tokens[:kept]
+        writer.rollback()
+        added |= self._read_along(role, step.tokens[:kept])
+        times = {"write_s": written - start, "read_s": self._clock() - written}
+        record = self._record(role, reason, text, reader.end.kind, added, committed=True, **times)
+        return self._append(record, text, {})
+
+    def close_thinking(self) -> Iterator[StepRecord]:
+        """The thinking budget is used up: the closing tag is written for the model."""
+        start = self._clock()
+        text = f"\n{THINK_CLOSE}\n\n"
+        added = {role: side.model.vocabulary.encode(text, control=True) for role, side in self._roles()}
+        if len(added["target"]) > self._budget:
+            self.stop_reason = "budget"
+        elif any(len(added[role]) > side.room for role, side in self._roles()):
+            self.stop_reason = "context_full"
+        if self.stop_reason is not None:
+            return self._release_settled()
+        for role, side in self._roles():
+            side.model.score(added[role])
+        times = {"read_s": self._clock() - start}
+        record = self._record("forced", "think_budget", text.encode(), "forced", added, committed=True, **times)
+        return self._append(record, text.encode(), added)
+
+    def rollback(self) -> None:
+        """Both models forget what is not committed."""
+        for side in self._sides():
+            side.rollback()
+
+    # -- helpers ------------------------------------------------------------------------------------
+
+    @property
+    def _draft(self) -> Side:
+        assert self.draft is not None
+        return self.draft
+
+    def _sides(self) -> list[Side]:
+        return [self.target] + ([self.draft] if self.draft is not None else [])
+
+    def _roles(self) -> list[tuple[Role, Side]]:
+        roles: list[tuple[Role, Side]] = [("target", self.target)]
+        if self.draft is not None:
+            roles.append(("draft", self.draft))
+        return [(role, side) for role, side in roles if side.active]
+
+    def _answer_role(self) -> Role:
+        """Who writes the answer; the other model is not needed any more, and reads no further."""
+        role: Role = "draft" if self.config.answer_by == "draft" and self.draft is not None else "target"
+        for other, side in self._roles():
+            side.active = other == role
+        return role
+
+    @property
+    def _budget(self) -> int:
+        """Tokens that may still be committed."""
+        return self.config.max_tokens - self.counters.n_committed_tokens - self._n_held_tokens
+
+    @property
+    def _n_held_tokens(self) -> int:
+        held = Counters.from_steps(self._held)
+        return held.n_committed_tokens
+
+    @property
+    def _think_room(self) -> int | None:
+        budget = self.config.think_budget
+        return None if budget is None else max(0, budget - self._n_think_tokens)
+
+    def _reader(self, sides: Sequence[Side]) -> StepReader:
+        """A reader for the next step, with its limit in tokens."""
+        prefix, stops = self.prefix, self.config.stop
+        limits = [self.config.max_step_tokens, self._budget, *(side.room for side in sides if side.active)]
+        if prefix.thinking and self._think_room:
+            limits.append(self._think_room)
+        close_tag = THINK_CLOSE if prefix.thinking or not prefix.data else None
+        carry = carry_for(stops, close_tag, prefix.data)
+        return StepReader(max_tokens=max(1, min(limits)), stops=stops, close_tag=close_tag, carry=carry)
+
+    def _semantic_prob(self, role: Role, step: ModelStep) -> float | None:
+        probe = self._probes.get(role)
+        return probe.semantic_prob(step.states[probe.tap]) if probe is not None else None
+
+    def _read_along(self, writer: Role, tokens: Sequence[int]) -> dict[Role, list[int]]:
+        """The other active model reads what one has written."""
+        added: dict[Role, list[int]] = {}
+        for role, side in self._roles():
+            if role != writer:
+                assert self.bridge is not None
+                source = self.draft if writer == "draft" else self.target
+                assert source is not None
+                carried = self.bridge.carry(tokens, source.model.vocabulary, side.model.vocabulary)
+                if len(carried) > side.room:
+                    self.stop_reason = "context_full"
+                    side.active = False
+                elif carried:
+                    side.model.score(carried)
+                    side.committed += carried
+                    added[role] = carried
+        return added
+
+    def _record(
+        self,
+        origin: Origin,
+        reason: Reason,
+        text: bytes,
+        end: str,
+        added: Mapping[Role, Sequence[int]],
+        **rest: Any,
+    ) -> StepRecord:
+        self._n_records += 1
+        return StepRecord(
+            index=self._n_records - 1,
+            step_index=self.prefix.n_steps,
+            origin=origin,
+            text=text.decode("utf-8", errors="replace"),
+            n_target_tokens=len(added["target"]) if "target" in added else None,
+            n_draft_tokens=len(added["draft"]) if "draft" in added else None,
+            reason=reason,
+            end=end,
+            **{"committed": False, **rest},
+        )
+
+    def _append(self, record: StepRecord, text: bytes, added: Mapping[Role, Sequence[int]]) -> Iterator[StepRecord]:
+        """Make a step part of the prefix, then see whether the run is over."""
+        for role, tokens in added.items():
+            side = self._draft if role == "draft" else self.target
+            side.committed += tokens
+        n_tokens = record.n_target_tokens if record.n_target_tokens is not None else record.n_draft_tokens or 0
+        if self.prefix.thinking or not self.prefix.data:
+            self._n_think_tokens += n_tokens
+        self.prefix.data += text
+        self.prefix.n_steps += 1
+        self._held.append(record)
+        self.rollback()  # what a stop string cut off the last token's end
+        if self.counters.ttft_s is None:
+            self.counters.ttft_s = self._clock() - self._start
+        self._end(record.end)
+        return self._release_settled()
+
+    def _end(self, kind: str) -> None:
+        """Set the stop reason when the run is over."""
+        if self.stop_reason is not None:
+            return
+        if kind in ("eos", "stop"):
+            self.stop_reason = "eos" if kind == "eos" else "stop"
+        elif self._budget <= 0:
+            self.stop_reason = "budget"
+        elif min(side.room for side in self._sides() if side.active) <= 0:
+            self.stop_reason = "context_full"
+
+    # -- records wait while a stop string may have begun in them --------------------------------------
+
+    def _release_settled(self) -> Iterator[StepRecord]:
+        marks = [stop.encode() for stop in self.config.stop]
+        if any(self.prefix.data.endswith(mark[:n]) for mark in marks for n in range(1, len(mark))):
+            return iter(())
+        return self._release()
+
+    def _release(self) -> Iterator[StepRecord]:
+        held, self._held = self._held, []
+        for record in held:
+            self.counters.add(record)
+        return iter(held)
+
+    def _cut(self, n_bytes: int) -> None:
+        """A stop string began at this byte of the committed text: shorten the waiting records, text and tokens."""
+        excess = len(self.prefix.data) - n_bytes
+        self.prefix.data = self.prefix.data[:n_bytes]
+        counts = {role: len(side.committed) for role, side in self._roles()}
+        for _, side in self._roles():
+            side.cut(n_bytes)
+        dropped = {role: counts[role] - len(side.committed) for role, side in self._roles()}
+        for i in reversed(range(len(self._held))):
+            record = self._held[i]
+            if not record.committed or not excess:
+                continue
+            text = record.text.encode()
+            kept = max(0, len(text) - excess)
+            excess -= len(text) - kept
+            changes: dict[str, Any] = {"text": text[:kept].decode("utf-8", errors="replace"), "end": "stop"}
+            for role in dropped:
+                n = getattr(record, f"n_{role}_tokens")
+                if n is not None:
+                    taken = min(n, dropped[role])
+                    dropped[role] -= taken
+                    changes[f"n_{role}_tokens"] = n - taken
+            self._held[i] = replace(record, **changes)
+
+
+def _kept(step: ModelStep, reader: StepReader, side: Side) -> tuple[int, bytes]:
+    """How many of a written step's tokens are kept, and their text: a stop string and what follows it are cut off."""
+    assert reader.end is not None
+    pieces = [side.model.vocabulary.piece(token) for token in step.tokens]
+    if reader.end.kind != "stop":
+        return len(pieces), b"".join(pieces)
+    n_bytes = max(0, reader.end.n_bytes)
+    kept = position = 0
+    while kept < len(pieces) and position < n_bytes:
+        position += len(pieces[kept])
+        kept += 1
+    return kept, b"".join(pieces)[:n_bytes]
+
+
+def _shortened(step: ModelStep, n_tokens: int) -> ModelStep:
+    """The first tokens of a step, with what is known of them."""
+    return ModelStep(
+        tokens=step.tokens[:n_tokens],
+        states={tap: replace(states, own=states.own[:n_tokens]) for tap, states in step.states.items()}
+        if n_tokens
+        else {},
+        logprobs=None if step.logprobs is None else step.logprobs[:n_tokens],
+        in_top2=None if step.in_top2 is None else step.in_top2[:n_tokens],
+        end=step.end,
+    )
+
+
+def _verdict(candidate: Candidate, decision: Decision) -> dict[str, Any]:
+    """The fields of a record that a verified candidate has."""
+    scores = candidate.scores
+    return {
+        "draft_semantic_prob": scores.draft_semantic_prob if scores else None,
+        "target_semantic_prob": scores.target_semantic_prob if scores else None,
+        "acceptance_ratio": scores.acceptance_ratio if scores else None,
+        "score": decision.score,
+        "threshold": decision.threshold,
+        "accepted": decision.accepted if scores else None,
+        **candidate.times,
+    }

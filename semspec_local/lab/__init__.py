@@ -1,0 +1,1 @@
+"""Making probes: collect -> cluster -> label -> train -> evaluate."""

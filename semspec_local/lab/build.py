@@ -1,0 +1,231 @@
+"""From a labelled collection to the probes of a pair and their report.
+
+Training needs torch, which `train` imports; this file is imported when probes are built, not before.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError
+from ..probes.convert import write_mlp_onnx
+from ..probes.spec import ProbeSpec
+from ..protocols import Role
+from . import evaluate
+from .collection import ROLES, Collection, read_collection
+from .labels import Labels, label_facts, read_labels
+from .split import PARTS, Split, split_by_problem
+from .train import TrainConfig, TrainedProbe, train_probe
+
+REPORT_VERSION = 1
+LABEL_RECIPE = "own: share of the writer's own samples at the prefix that lie in the step's cluster"
+
+_PACKAGES = ("semspec-local", "llama-cpp-python", "numpy", "onnx", "onnxruntime", "scipy", "tokenizers", "torch")
+
+
+def build_probes(
+    folder: Path | str,
+    out: Path | str,
+    config: TrainConfig,
+    *,
+    command: str = "",
+    n_resamples: int = evaluate.N_RESAMPLES,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Train, test and write `<out>/<pair>/{target,draft}.onnx` and `report.json`; return the report.
+
+    `folder` is a collection with labels. The probes are written only after both were trained and tested.
+    Raises ConfigError for a collection that cannot be used, ProbeError when ONNX does not compute what torch did.
+    """
+    collection = read_collection(folder)
+    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", collection.pair):
+        raise ConfigError(f"the collection's pair is {collection.pair!r}; wanted a plain name, for a folder")
+    labels = read_labels(collection)
+    split = split_by_problem(collection.problem_ids, config.seed)
+    sizes = {part: len(getattr(split, part)) for part in PARTS}
+    say(f"problems: {sizes}; in two parts: {split.n_overlap}")
+    probes = {role: train_probe(collection, labels, split, role, config, say=say) for role in ROLES}
+    predicted = {role: _predict_all(collection, probe) for role, probe in probes.items()}
+    report = _report_head(collection, labels, split, config, command)
+    for role, probe in probes.items():
+        report["probes"][role] = _test_probe(
+            collection, labels, split, probe, predicted[role], n_resamples, config.seed
+        )
+    report["decision"] = _decision(collection, labels, split, predicted, n_resamples, config.seed)
+    place = Path(out) / collection.pair
+    for role, probe in probes.items():
+        spec = _spec(collection, labels, config, probe, sizes, report["probes"][role]["test"])
+        difference = write_mlp_onnx(
+            place / f"{role}.onnx",
+            probe.head.layers,
+            probe.head.mean,
+            probe.head.std,
+            spec,
+            states=probe.validation_states,
+            expected=probe.head.validation_probs,
+        )
+        report["probes"][role]["onnx_parity_max_difference"] = difference
+        say(f"{role}: wrote {place / f'{role}.onnx'}, largest difference to torch {difference:.1e}")
+    _write_json(place / "report.json", report)
+    return report
+
+
+def _predict_all(collection: Collection, probe: TrainedProbe) -> NDArray[np.float64]:
+    """The probe's output on every row, its own model's text or the other's; NaN on empty steps."""
+    usable = collection.n_tokens > 0
+    probs = np.full(len(usable), np.nan)
+    probs[usable] = probe.head.predict(collection.states(probe.role, probe.kind)[usable])
+    return probs
+
+
+def _test_probe(
+    collection: Collection,
+    labels: Labels,
+    split: Split,
+    probe: TrainedProbe,
+    predicted: NDArray[np.float64],
+    n_resamples: int,
+    seed: int,
+) -> dict[str, Any]:
+    rows = split.mask("test", collection.problem_ids) & (collection.writers == probe.role) & (collection.n_tokens > 0)
+    share, problems = labels.own_share[rows], collection.problem_ids[rows]
+    if not rows.any():
+        raise ConfigError(f"no step of the {probe.role} is left in the test part; collect more problems")
+    constant = np.full(len(share), probe.train_label_mean)
+    best = min(probe.sweep, key=lambda line: line["validation_mse"])
+    return {
+        "chosen": {**best, "norm": collection.norm},
+        "n_rows": {**probe.n_rows, "test": int(rows.sum())},
+        "test": evaluate.probe_quality(share, predicted[rows], problems, seed=seed, n_resamples=n_resamples),
+        "test_constant": evaluate.probe_quality(share, constant, problems, seed=seed, n_resamples=n_resamples),
+        "sweep": sorted(probe.sweep, key=lambda line: line["validation_mse"]),
+    }
+
+
+def _decision(
+    collection: Collection,
+    labels: Labels,
+    split: Split,
+    predicted: dict[Role, NDArray[np.float64]],
+    n_resamples: int,
+    seed: int,
+) -> dict[str, Any]:
+    """What the policies must tell apart: draft-written steps of test problems, by the target's share."""
+    rows = split.mask("test", collection.problem_ids) & (collection.writers == "draft") & (collection.n_tokens > 0)
+    target, draft = predicted["target"][rows], predicted["draft"][rows]
+    ratio = np.divide(target, draft, out=np.zeros_like(target), where=draft > 0)
+    mean, low, top2 = (
+        collection.feature("target", name)[rows] for name in ("logprob_mean", "logprob_min", "top2_share")
+    )
+    scores = {
+        evaluate.RATIO: ratio,
+        "draft_semantic_prob": draft,
+        "target_semantic_prob": target,
+        "target_logprob_mean": mean.astype(np.float64),
+        "target_logprob_min": low.astype(np.float64),
+        "target_top2_share": top2.astype(np.float64),
+        "logprob_mean_target_minus_draft": (mean - collection.feature("draft", "logprob_mean")[rows]).astype(
+            np.float64
+        ),
+        "fewer_tokens": -collection.n_tokens[rows].astype(np.float64),
+    }
+    share = labels.target_share[rows]
+    return {
+        "n_steps": int(rows.sum()),
+        "in_a_target_cluster": float((share > 0).mean()),
+        "target_share_mean": float(share.mean()),
+        "scores": evaluate.decision_table(
+            share, scores, collection.problem_ids[rows], seed=seed, n_resamples=n_resamples
+        ),
+    }
+
+
+def _spec(
+    collection: Collection,
+    labels: Labels,
+    config: TrainConfig,
+    probe: TrainedProbe,
+    n_problems: dict[str, int],
+    quality: dict[str, evaluate.Interval],
+) -> ProbeSpec:
+    info = collection.models[probe.role]
+    if info.fingerprint is None:
+        raise ConfigError(f"the collection has no fingerprint of the {probe.role}; wanted the sha256 of its GGUF")
+    return ProbeSpec(
+        role=probe.role,
+        layer=probe.kind.layer,
+        norm=collection.norm,
+        pooling=probe.kind.pooling,
+        window=probe.kind.window,
+        n_embd=info.n_embd,
+        n_layer=info.n_layer,
+        architecture=info.architecture,
+        model_name=info.name,
+        fingerprint=info.fingerprint,
+        quantization=info.quantization,
+        training={
+            "data": collection.header.get("data"),
+            "sampling": collection.header.get("sampling"),
+            "n_samples": collection.header.get("n_samples"),
+            "label": LABEL_RECIPE,
+            "clusterer": labels.clusterer,
+            "split": {"by": "problem", "seed": config.seed, "n_problems": n_problems},
+            "n_rows": probe.n_rows,
+            "head": probe.head.head,
+            "loss": config.loss,
+            "seed": config.seed,
+            "n_epochs": probe.head.n_epochs,
+        },
+        evaluation=evaluate.values_only(quality),
+    )
+
+
+def _report_head(
+    collection: Collection, labels: Labels, split: Split, config: TrainConfig, command: str
+) -> dict[str, Any]:
+    header = collection.header
+    models = {role: info.to_dict() for role, info in collection.models.items()}
+    for info in models.values():
+        del info["path"]  # where a file lay says nothing to a reader elsewhere
+    return {
+        "version": REPORT_VERSION,
+        "pair": collection.pair,
+        "command": command,
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "models": models,
+        "data": {key: header.get(key) for key in ("data", "sampling", "n_samples", "seed", "prompt")},
+        "index_sha256": collection.index_sha256,
+        "labels": {"recipe": LABEL_RECIPE, **label_facts(collection, labels)},
+        "split": {
+            "by": "problem",
+            "seed": config.seed,
+            "n_problems": {part: len(getattr(split, part)) for part in PARTS},
+            "n_problems_in_two_parts": split.n_overlap,
+        },
+        "training": asdict(config),
+        "intervals": "95 % bootstrap over problems",
+        "probes": {},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _write_json(path: Path, document: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".json.tmp")
+    temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,320 @@
+"""Collect probe data: many samples of the next step at prefixes of the target's own reasoning.
+
+For each problem the target writes one solution; some of its step boundaries become prefixes. At each prefix both models
+write N samples of the next step, and each model reads the other's samples, so that every text has both models' pooled
+states and log-probabilities. Stored as it goes: one safetensors file per prefix, then one line in `index.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from ..config import SamplingConfig, default_threads
+from ..errors import ConfigError
+from ..llama.chat import ChatTemplate
+from ..llama.lanes import Job, LlamaLanes, Trunk
+from ..protocols import ModelStep, Pooling, TapPoint, Window
+from ..provenance import fingerprint_file, provenance
+from ..steps import StepReader
+
+logger = logging.getLogger(__name__)
+
+_NO_BOUNDARY = "\0"  # a whole solution is written as one step
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectConfig:
+    """What to collect. Layers are 0-based; states are taken before the final norm."""
+
+    system: str
+    n_samples: int = 12
+    n_prefixes: int = 2
+    """Prefixes per problem, chosen at random among the step boundaries of the target's solution."""
+    max_step_tokens: int = 160
+    max_solution_tokens: int = 512
+    target_layers: tuple[int, ...] = ()
+    draft_layers: tuple[int, ...] = ()
+    n_lanes: int = 32
+    n_threads: int = field(default_factory=default_threads)
+    seed: int = 0
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+
+@dataclass(frozen=True)
+class Problem:
+    problem_id: str
+    question: str
+
+
+@dataclass
+class _Prefix:
+    """A place to sample from: the prompt and the first `step_index` steps of the target's solution."""
+
+    prefix_id: int
+    problem: Problem
+    step_index: int
+    text: str
+    tokens: list[int]
+
+    def seed(self, base: int, sample: int, writer: str) -> int:
+        return (base * 1_000_003 + self.prefix_id * 4099 + sample * 2 + (writer == "draft")) % 2**31
+
+
+def read_problems(path: Path, limit: int, offset: int = 0) -> list[Problem]:
+    """Problems from a JSONL file whose lines hold `question`; ids are their line numbers."""
+    problems = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            if offset <= number < offset + limit:
+                problems.append(Problem(f"{path.stem}:{number}", json.loads(line)["question"]))
+    if not problems:
+        raise ConfigError(f"{path} has no problems at {offset} to {offset + limit}; wanted JSONL lines with a question")
+    return problems
+
+
+class Collector:
+    """Fills one collection folder; run it again with the same settings to go on where it stopped."""
+
+    def __init__(self, folder: Path, target: Path, draft: Path, config: CollectConfig, pair: str, data: str) -> None:
+        self.folder = folder
+        self.config = config
+        self._stack = ExitStack()
+        with ExitStack() as stack:
+            self.target = stack.enter_context(self._lanes(target, config.target_layers))
+            self.draft = stack.enter_context(self._lanes(draft, config.draft_layers))
+            if self.target.model.vocabulary.fingerprint != self.draft.model.vocabulary.fingerprint:
+                raise ConfigError("collecting needs a draft and a target with one vocabulary")
+            self._stack = stack.pop_all()
+        self._chat = ChatTemplate(self.target.model)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._write_header(pair, data)
+
+    def _lanes(self, path: Path, layers: tuple[int, ...]) -> LlamaLanes:
+        config = self.config
+        return LlamaLanes(
+            path,
+            n_lanes=config.n_lanes,
+            n_trunks=24,
+            n_cells=16384,
+            n_threads=config.n_threads,
+            sampling=config.sampling,
+            taps=[TapPoint(layer) for layer in layers],
+        )
+
+    def _write_header(self, pair: str, data: str) -> None:
+        config = self.config
+        models = {
+            role: asdict(lanes.model.info(fingerprint_file(lanes.model.path)["sha256"]))
+            | {"path": lanes.model.path.name}
+            for role, lanes in (("target", self.target), ("draft", self.draft))
+        }
+        header = {
+            "version": 1,
+            "pair": pair,
+            "models": models,
+            "layers": {"target": list(config.target_layers), "draft": list(config.draft_layers)},
+            "windows": list(get_args(Window)),
+            "poolings": list(get_args(Pooling)),
+            "sampling": asdict(config.sampling),
+            "n_samples": config.n_samples,
+            "data": data,
+            "seed": config.seed,
+            "prompt": {"system": config.system},
+            "max_step_tokens": config.max_step_tokens,
+        }
+        path = self.folder / "collection.json"
+        if path.exists():
+            old = json.loads(path.read_text(encoding="utf-8"))
+            old.pop("provenance", None)
+            if old != header:
+                changed = sorted(key for key in header if old.get(key) != header[key])
+                raise ConfigError(
+                    f"{self.folder} holds another collection (different: {', '.join(changed)}); use a new folder"
+                )
+        text = json.dumps(header | {"provenance": provenance()}, indent=2, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf-8")
+
+    # -- the run ------------------------------------------------------------------------------------
+
+    def run(self, problems: Sequence[Problem], *, n_group: int = 12) -> Iterator[int]:
+        """Collect every prefix not stored yet; yields the number stored after each group of `n_group` problems."""
+        done = {row["prefix_id"] for row in _read_lines(self.folder / "index.jsonl")}
+        for start in range(0, len(problems), n_group):
+            group = list(problems[start : start + n_group])
+            prefixes = self._prefixes(group, start)
+            waiting = [prefix for prefix in prefixes if prefix.prefix_id not in done]
+            if waiting:
+                self._collect_group(waiting)
+                done |= {prefix.prefix_id for prefix in waiting}
+            yield len(done)
+
+    def _prefixes(self, problems: Sequence[Problem], start: int) -> list[_Prefix]:
+        """Solutions by the target, cut at step boundaries; solutions are stored, so that a rerun has the same prefixes."""
+        path = self.folder / "solutions.jsonl"
+        stored = {row["problem_id"]: row["tokens"] for row in _read_lines(path)}
+        missing = [problem for problem in problems if problem.problem_id not in stored]
+        for problem, tokens in self._solve(missing):
+            stored[problem.problem_id] = tokens
+            _append_line(path, {"problem_id": problem.problem_id, "tokens": tokens})
+        prefixes: list[_Prefix] = []
+        for number, problem in enumerate(problems, start):
+            prompt, steps = self._prompt(problem), self._cut(stored[problem.problem_id])
+            rng = np.random.default_rng([self.config.seed, number])
+            n = min(self.config.n_prefixes, len(steps))
+            for k, step_index in enumerate(sorted(rng.choice(len(steps), size=n, replace=False).tolist())):
+                before = [token for step in steps[:step_index] for token in step]
+                text = self.target.model.vocabulary.decode(before)
+                prefix_id = number * self.config.n_prefixes + k
+                prefixes.append(_Prefix(prefix_id, problem, step_index, text, prompt + before))
+        return prefixes
+
+    def _prompt(self, problem: Problem) -> list[int]:
+        messages = [{"role": "system", "content": self.config.system}, {"role": "user", "content": problem.question}]
+        return self._chat.render(messages).tokens
+
+    def _solve(self, problems: Sequence[Problem]) -> Iterator[tuple[Problem, list[int]]]:
+        def jobs() -> Iterator[Job]:
+            for problem in problems:
+                trunk = self.target.plant(self._prompt(problem))
+                reader = StepReader(max_tokens=self.config.max_solution_tokens, boundary=_NO_BOUNDARY)
+                yield Job(problem, trunk, reader, self.config.seed)
+
+        for job, step in self.target.write(jobs()):
+            self.target.release(job.trunk)
+            assert isinstance(job.key, Problem)
+            yield job.key, step.tokens
+
+    def _cut(self, tokens: Sequence[int]) -> list[list[int]]:
+        """Token ids of a solution, step by step, by the same rule as at run time."""
+        steps: list[list[int]] = []
+        reader: StepReader | None = None
+        for token in tokens:
+            if reader is None or reader.end is not None:
+                reader = StepReader(max_tokens=self.config.max_step_tokens)
+                steps.append([])
+            steps[-1].append(token)
+            reader.feed(self.target.model.vocabulary.piece(token))
+        return steps
+
+    def _collect_group(self, prefixes: Sequence[_Prefix]) -> None:
+        drafted = self._write_samples(self.draft, "draft", prefixes)
+        targeted: dict[int, list[ModelStep]] = {}
+        target_read: dict[int, list[ModelStep]] = {}
+        draft_read: dict[int, list[ModelStep]] = {}
+
+        def read_drafted(prefix: _Prefix, trunk: Trunk) -> None:
+            target_read[prefix.prefix_id] = self.target.read(trunk, [s.tokens for s in drafted[prefix.prefix_id]])
+
+        # The target reads the draft's samples while the prefix is in its cache, right before it writes its own.
+        targeted = self._write_samples(self.target, "target", prefixes, read_drafted)
+        for prefix in prefixes:
+            trunk = self.draft.plant(prefix.tokens)
+            draft_read[prefix.prefix_id] = self.draft.read(trunk, [s.tokens for s in targeted[prefix.prefix_id]])
+            self.draft.release(trunk)
+            self._store(prefix, targeted, drafted, target_read, draft_read)
+
+    def _write_samples(
+        self, lanes: LlamaLanes, writer: str, prefixes: Sequence[_Prefix], before: Any = None
+    ) -> dict[int, list[ModelStep]]:
+        n = self.config.n_samples
+        trunks: dict[int, Trunk] = {}
+        samples: dict[int, dict[int, ModelStep]] = {prefix.prefix_id: {} for prefix in prefixes}
+
+        def jobs() -> Iterator[Job]:
+            for prefix in prefixes:
+                trunk = trunks[prefix.prefix_id] = lanes.plant(prefix.tokens)
+                if before:
+                    before(prefix, trunk)
+                for sample in range(n):
+                    reader = StepReader(max_tokens=self.config.max_step_tokens)
+                    seed = prefix.seed(self.config.seed, sample, writer)
+                    yield Job((prefix.prefix_id, sample), trunk, reader, seed)
+
+        for job, step in lanes.write(jobs()):
+            prefix_id, sample = job.key  # type: ignore[misc]  # keys are what jobs() made
+            samples[prefix_id][sample] = step
+            if len(samples[prefix_id]) == n:
+                lanes.release(trunks[prefix_id])
+        return {prefix_id: [found[sample] for sample in range(n)] for prefix_id, found in samples.items()}
+
+    # -- storing ------------------------------------------------------------------------------------
+
+    def _store(self, prefix: _Prefix, targeted: Any, drafted: Any, target_read: Any, draft_read: Any) -> None:
+        from safetensors.numpy import save_file
+
+        key = prefix.prefix_id
+        written = [("target", step) for step in targeted[key]] + [("draft", step) for step in drafted[key]]
+        read = {"target": targeted[key] + target_read[key], "draft": draft_read[key] + drafted[key]}
+        kept = [i for i, (_, step) in enumerate(written) if step.tokens]  # a sample may be an immediate end
+        tensors: dict[str, Any] = {}
+        for reader, steps in read.items():
+            tensors |= _tensors(reader, [steps[i] for i in kept])
+        name = f"prefix-{key:06d}.safetensors"
+        save_file(tensors, self.folder / name)
+        vocabulary = self.target.model.vocabulary
+        samples = [
+            {"writer": w, "text": vocabulary.decode(s.tokens), "n_tokens": len(s.tokens), "end": s.end}
+            for w, s in (written[i] for i in kept)
+        ]
+        _append_line(
+            self.folder / "index.jsonl",
+            {
+                "prefix_id": key,
+                "problem_id": prefix.problem.problem_id,
+                "step_index": prefix.step_index,
+                "question": prefix.problem.question,
+                "prefix_text": prefix.text,
+                "file": name,
+                "samples": samples,
+            },
+        )
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _tensors(reader: str, steps: Sequence[ModelStep]) -> dict[str, Any]:
+    """Arrays over samples of one reader: pooled states float32 [n, n_embd], log-probability features float32 [n]."""
+    tensors: dict[str, Any] = {}
+    for tap in steps[0].states if steps else ():
+        for window in get_args(Window):
+            for pooling in get_args(Pooling):
+                rows = [step.states[tap].pool(window, pooling) for step in steps]
+                tensors[f"{reader}.{tap.layer}.{window}.{pooling}"] = np.stack(rows)
+    logprobs = [step.logprobs for step in steps if step.logprobs is not None]
+    tensors[f"{reader}.logprob_mean"] = np.asarray([row.mean() for row in logprobs], dtype=np.float32)
+    tensors[f"{reader}.logprob_min"] = np.asarray([row.min() for row in logprobs], dtype=np.float32)
+    shares = [step.in_top2.mean() for step in steps if step.in_top2 is not None]
+    tensors[f"{reader}.top2_share"] = np.asarray(shares, dtype=np.float32)
+    return tensors
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a JSONL file; a torn last line is cut off, so that the next append starts clean."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def _append_line(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8", newline="\n") as file:
+        file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -1,0 +1,242 @@
+"""One native llama.cpp context: decode, logits and memory, for one or many sequences.
+
+Owns the batch and the callbacks. Knows nothing of steps, text or sampling.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import DecodeError, ModelError
+from ..protocols import FloatArray, TapPoint
+from .logs import first_complaint, forget_complaints
+from .model import LlamaModel
+from .native import C
+from .taps import LayerTaps
+
+N_UBATCH = 512
+_ABORTABLE = 64  # shorter batches finish before anybody could want them interrupted
+
+# LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the part of the state that cannot be cut (recurrent states)
+_PARTIAL_ONLY = 1
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What one decode left behind: the logits of the output tokens, and the states of all tokens per tap.
+
+    `logits` float32 [n_outputs, n_vocab] is a copy when `decode` ran in chunks, otherwise llama.cpp's own buffer, valid until
+    the next decode. `states` float32 [n_tokens, n_embd] per tap.
+    """
+
+    logits: FloatArray
+    states: dict[TapPoint, FloatArray]
+
+
+class LlamaContext:
+    """A context of `model`; close it before the model."""
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        n_ctx: int,
+        n_threads: int,
+        taps: Sequence[TapPoint] = (),
+        n_seq_max: int = 1,
+        n_batch: int = 2048,
+        n_ubatch: int = N_UBATCH,
+    ) -> None:
+        self.model = model
+        self.n_ctx = n_ctx
+        self.n_vocab = model.vocabulary.n_tokens
+        self.n_batch = min(n_batch, max(n_ctx, 64))
+        self.taps = (
+            LayerTaps(taps, architecture=model.architecture, n_layer=model.n_layer, n_embd=model.n_embd)
+            if taps
+            else None
+        )
+        self._stack = ExitStack()
+        self._interrupt: BaseException | None = None
+        self._abort_callback = C.ggml_abort_callback(self._should_abort)
+        parameters = C.llama_context_default_params()
+        parameters.n_ctx, parameters.n_seq_max = n_ctx, n_seq_max
+        parameters.n_batch, parameters.n_ubatch = self.n_batch, min(n_ubatch, self.n_batch)
+        parameters.n_threads = parameters.n_threads_batch = n_threads
+        parameters.swa_full = True  # a sliding window kept whole can be cut anywhere
+        parameters.kv_unified = True  # sequences share a prefix, and tokens keep their order inside a batch
+        if self.taps:
+            parameters.cb_eval = self.taps.callback
+        forget_complaints()
+        self.handle: Any = C.llama_init_from_model(model.handle, parameters)
+        if not self.handle:
+            raise ModelError(
+                f"llama.cpp cannot make a context of {n_ctx:,} tokens for {model.path.name}: "
+                f"{first_complaint() or 'not enough memory'}; try a smaller -c"
+            )
+        self._stack.callback(C.llama_free, self.handle)
+        self._batch = C.llama_batch_init(self.n_batch, 0, 1)
+        self._stack.callback(C.llama_batch_free, self._batch)
+        self._memory = C.llama_get_memory(self.handle)
+        with ExitStack() as on_error:
+            on_error.callback(self.close)
+            self._arrays = self._batch_arrays()
+            self._check_taps()
+            self.can_trim = self._probe_trim()
+            on_error.pop_all()
+
+    def _batch_arrays(self) -> tuple[Any, ...]:
+        """NumPy views of the batch's token, position, sequence and output columns."""
+        batch, shape = self._batch, (self.n_batch,)
+        sequences = (C.llama_seq_id * self.n_batch)()
+        for i in range(self.n_batch):
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = 0
+        self._sequences = sequences
+        as_array = np.ctypeslib.as_array
+        return (as_array(batch.token, shape), as_array(batch.pos, shape), as_array(batch.logits, shape))
+
+    # -- decoding -----------------------------------------------------------------------------------
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[int] | None = None,
+        outputs: Sequence[bool] | None = None,
+    ) -> Decoded:
+        """Evaluate tokens; `outputs` marks those whose logits are wanted (default: the last one).
+
+        Raises DecodeError; the caller then has to drop what was added to the memory.
+        """
+        n = len(tokens)
+        if outputs is None:
+            outputs = [False] * (n - 1) + [True]
+        if self.taps and self.taps.needs_all_outputs:
+            flags = [True] * n
+        else:
+            flags = list(outputs)
+        logits: list[FloatArray] = []
+        states: list[dict[TapPoint, FloatArray]] = []
+        for start in range(0, n, self.n_batch):
+            part = slice(start, min(start + self.n_batch, n))
+            rows = self._decode_part(tokens[part], positions[part], sequences and sequences[part], flags[part])
+            kept = [wanted for wanted, flag in zip(outputs[part], flags[part]) if flag]
+            rows = rows if all(kept) else rows[np.asarray(kept, dtype=bool)]
+            logits.append(rows if n <= self.n_batch else rows.copy())
+            states.append(self.taps.rows(part.stop - part.start) if self.taps else {})
+        if len(logits) == 1:
+            return Decoded(logits[0], states[0])
+        joined = {tap: np.concatenate([part[tap] for part in states]) for tap in states[0]}
+        return Decoded(np.concatenate(logits), joined)
+
+    def _decode_part(
+        self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int] | None, flags: Sequence[bool]
+    ) -> FloatArray:
+        n = len(tokens)
+        token_column, position_column, output_column = self._arrays
+        token_column[:n], position_column[:n], output_column[:n] = tokens, positions, flags
+        for i, sequence in enumerate(sequences if sequences is not None else (0,) * n):
+            self._batch.seq_id[i][0] = sequence
+        self._batch.n_tokens = n
+        if self.taps:
+            self.taps.start(list_names=self._checking)
+        self._run()
+        n_outputs = sum(flags)
+        if not n_outputs:
+            return np.empty((0, self.n_vocab), dtype=np.float32)
+        pointer = C.llama_get_logits(self.handle)
+        return np.ctypeslib.as_array(pointer, (n_outputs, self.n_vocab))
+
+    def _run(self) -> None:
+        """llama_decode on the filled batch; Ctrl-C aborts a long one."""
+        abortable = self._batch.n_tokens >= _ABORTABLE
+        if abortable:
+            self._interrupt = None
+            C.llama_set_abort_callback(self.handle, self._abort_callback, None)
+        try:
+            status = C.llama_decode(self.handle, self._batch)
+        finally:
+            if abortable:
+                C.llama_set_abort_callback(self.handle, C.ggml_abort_callback(), None)
+        if abortable and self._interrupt is not None:
+            raise self._interrupt
+        if self.taps:
+            self.taps.raise_stored()
+        if status == 1:
+            raise DecodeError(f"the context of {self.n_ctx:,} tokens is full; use a larger -c or a shorter question")
+        if status != 0:
+            raise DecodeError(f"llama.cpp could not evaluate {self._batch.n_tokens} tokens (status {status})")
+
+    def _should_abort(self, _data: Any) -> bool:
+        # Python delivers Ctrl-C between two of its own instructions: being called is what lets it arrive.
+        try:
+            return self._interrupt is not None
+        except BaseException as error:  # KeyboardInterrupt lands here
+            self._interrupt = error
+            return True
+
+    # -- memory -------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        C.llama_memory_clear(self._memory, True)
+
+    def trim(self, n_past: int, sequence: int = 0) -> bool:
+        """Drop the cells of a sequence from position `n_past` on; False when this memory cannot do it."""
+        if not C.llama_memory_seq_rm(self._memory, sequence, n_past, -1):
+            return False
+        # A sliding window answers True even when the cells that the kept tokens look back to are gone.
+        first = int(C.llama_memory_seq_pos_min(self._memory, sequence))
+        window = int(C.llama_model_n_swa(self.model.handle))
+        return n_past == 0 or window == 0 or first <= 0 or first < n_past - window
+
+    def copy(self, source: int, destination: int) -> None:
+        """Let another sequence share all cells of `source`."""
+        C.llama_memory_seq_cp(self._memory, source, destination, -1, -1)
+
+    def save_state(self, sequence: int = 0) -> bytes:
+        """The part of a sequence's state that cannot be cut, for memories where `can_trim` is False."""
+        size = C.llama_state_seq_get_size_ext(self.handle, sequence, _PARTIAL_ONLY)
+        buffer = (ctypes.c_uint8 * size)()
+        written = C.llama_state_seq_get_data_ext(self.handle, buffer, size, sequence, _PARTIAL_ONLY)
+        return bytes(buffer[:written])
+
+    def load_state(self, state: bytes, sequence: int = 0) -> bool:
+        """Put back what `save_state` returned; False when llama.cpp refuses it."""
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        return bool(C.llama_state_seq_set_data_ext(self.handle, buffer, len(state), sequence, _PARTIAL_ONLY))
+
+    # -- checks at load -----------------------------------------------------------------------------
+
+    _checking = False
+
+    def _check_taps(self) -> None:
+        """Three tokens are decoded so that a wrong layer name fails here, with the names that exist."""
+        self._checking = True
+        try:
+            self.decode([0, 0, 0], [0, 1, 2])
+        finally:
+            self._checking = False
+            self.clear()
+
+    def _probe_trim(self) -> bool:
+        """Can the tail of a sequence be dropped? Tried, not guessed from the architecture."""
+        self.decode([0, 0], [0, 1])
+        answer = bool(C.llama_memory_seq_rm(self._memory, 0, 1, -1))
+        self.clear()
+        return answer
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> LlamaContext:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,223 @@
+"""Many sequences in one context, for making probe data: write samples of a prefix, or read given texts after it.
+
+A *trunk* is an evaluated prefix; a *lane* is a sequence that shares a trunk's cells and goes on from there. A free lane takes the
+next job at once, so the batch stays full. Knows nothing of problems or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ..config import SamplingConfig
+from ..protocols import FloatArray, ModelStep, StepStates, TapPoint
+from ..steps import StepReader
+from .context import LlamaContext
+from .model import LlamaModel
+from .sampling import LlamaSampler, in_top2, log_probs
+
+_READ_BATCH = 256  # tokens whose logits are held at once: 256 x 151,936 x 4 bytes are 156 MB
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """An evaluated prefix in a sequence of its own, and what follows its last token."""
+
+    sequence: int
+    tokens: list[int]
+    logits: FloatArray
+    last_states: dict[TapPoint, FloatArray]
+
+
+@dataclass
+class Job:
+    """One sample to be written after `trunk`; `key` is handed back with the result."""
+
+    key: object
+    trunk: Trunk
+    reader: StepReader
+    seed: int
+
+
+@dataclass
+class _Lane:
+    sequence: int
+    job: Job
+    sampler: LlamaSampler
+    tokens: list[int] = field(default_factory=list)
+    rows: list[dict[TapPoint, FloatArray]] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top2: list[bool] = field(default_factory=list)
+
+
+class LlamaLanes:
+    """`n_lanes` sequences that write or read at once, over up to `n_trunks` prefixes in `n_cells` cells."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        n_lanes: int,
+        n_trunks: int,
+        n_cells: int,
+        n_threads: int,
+        sampling: SamplingConfig,
+        taps: Sequence[TapPoint] = (),
+    ) -> None:
+        with ExitStack() as stack:
+            self.model = stack.enter_context(LlamaModel(path))
+            self.context = stack.enter_context(
+                LlamaContext(
+                    self.model, n_ctx=n_cells, n_threads=n_threads, taps=taps, n_seq_max=n_lanes + n_trunks, n_batch=512
+                )
+            )
+            vocabulary = self.model.vocabulary
+            self._samplers = [
+                LlamaSampler(sampling, seed=0, n_vocab=vocabulary.n_tokens, n_used=vocabulary.n_used)
+                for _ in range(n_lanes)
+            ]
+            for sampler in self._samplers:
+                stack.callback(sampler.close)
+            self._stack = stack.pop_all()
+        self._free_lanes = list(range(n_lanes))
+        self._free_trunks = list(range(n_lanes, n_lanes + n_trunks))
+
+    # -- trunks -------------------------------------------------------------------------------------
+
+    def plant(self, tokens: Sequence[int]) -> Trunk:
+        """Evaluate a prefix in a free trunk; `release` it when its jobs are done."""
+        sequence = self._free_trunks.pop()
+        decoded = self.context.decode(tokens, range(len(tokens)), [sequence] * len(tokens))
+        last = {tap: rows[-1].copy() for tap, rows in decoded.states.items()}
+        return Trunk(sequence, list(tokens), decoded.logits[-1].copy(), last)
+
+    def release(self, trunk: Trunk) -> None:
+        self.context.trim(0, trunk.sequence)
+        self._free_trunks.append(trunk.sequence)
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    def write(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, ModelStep]]:
+        """Sample a step for every job; yields each as it ends. `jobs` is advanced only when a lane is free."""
+        active: list[_Lane] = []
+        exhausted = False
+        while True:
+            while self._free_lanes and not exhausted:
+                job = next(jobs, None)
+                if job is None:
+                    exhausted = True
+                    break
+                lane = self._start(job)
+                self._draw(lane, job.trunk.logits)
+                if lane.tokens:
+                    active.append(lane)
+                else:
+                    yield job, self._finish(lane)
+            if not active:
+                return
+            active, ended = self._advance(active)
+            for lane in ended:
+                yield lane.job, self._finish(lane)
+
+    def _start(self, job: Job) -> _Lane:
+        sequence = self._free_lanes.pop()
+        self.context.copy(job.trunk.sequence, sequence)
+        sampler = self._samplers[sequence]
+        sampler.reseed(job.seed)
+        return _Lane(sequence, job, sampler)
+
+    def _draw(self, lane: _Lane, logits: FloatArray) -> None:
+        token = lane.sampler.sample(logits)
+        vocabulary = self.model.vocabulary
+        if vocabulary.is_eog(token):
+            lane.job.reader.finish("eos")
+            return
+        row = logits[None, :]
+        lane.logprobs.append(float(log_probs(row, [token])[0]))
+        lane.top2.append(bool(in_top2(row, [token])[0]))
+        lane.tokens.append(token)
+        lane.job.reader.feed(vocabulary.piece(token))
+
+    def _advance(self, active: list[_Lane]) -> tuple[list[_Lane], list[_Lane]]:
+        """One decode: each lane's newest token; then the next token of every lane that goes on."""
+        positions = [len(lane.job.trunk.tokens) + len(lane.tokens) - 1 for lane in active]
+        decoded = self.context.decode(
+            [lane.tokens[-1] for lane in active], positions, [lane.sequence for lane in active], [True] * len(active)
+        )
+        going, ended = [], []
+        for i, lane in enumerate(active):
+            lane.rows.append({tap: rows[i] for tap, rows in decoded.states.items()})
+            if lane.job.reader.end is None:
+                self._draw(lane, decoded.logits[i])
+            over = len(lane.rows) == len(lane.tokens)  # nothing new was drawn
+            (ended if over else going).append(lane)
+        return going, ended
+
+    def _finish(self, lane: _Lane) -> ModelStep:
+        self.context.trim(0, lane.sequence)
+        self._free_lanes.append(lane.sequence)
+        end = lane.job.reader.end
+        step = ModelStep(
+            tokens=lane.tokens,
+            logprobs=np.asarray(lane.logprobs, dtype=np.float32),
+            in_top2=np.asarray(lane.top2, dtype=bool),
+            end=end.kind if end else None,
+        )
+        if lane.rows:
+            for tap, before in lane.job.trunk.last_states.items():
+                step.states[tap] = StepStates(before=before, own=np.stack([row[tap] for row in lane.rows]))
+        return step
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def read(self, trunk: Trunk, texts: Sequence[Sequence[int]]) -> list[ModelStep]:
+        """Evaluate each token list after `trunk`, with log-probabilities; empty lists give empty steps."""
+        results: dict[int, ModelStep] = {i: ModelStep(tokens=[]) for i, tokens in enumerate(texts) if not tokens}
+        group: list[int] = []
+        for i in [i for i, tokens in enumerate(texts) if tokens]:
+            n_tokens = sum(len(texts[j]) for j in group) + len(texts[i])
+            if group and (n_tokens > _READ_BATCH or len(group) == len(self._free_lanes)):
+                results |= self._read_group(trunk, {j: texts[j] for j in group})
+                group = []
+            group.append(i)
+        if group:
+            results |= self._read_group(trunk, {j: texts[j] for j in group})
+        return [results[i] for i in range(len(texts))]
+
+    def _read_group(self, trunk: Trunk, texts: dict[int, Sequence[int]]) -> dict[int, ModelStep]:
+        lanes = self._free_lanes[: len(texts)]
+        tokens: list[int] = []
+        positions: list[int] = []
+        sequences: list[int] = []
+        for lane, text in zip(lanes, texts.values()):
+            self.context.copy(trunk.sequence, lane)
+            tokens += text
+            positions += range(len(trunk.tokens), len(trunk.tokens) + len(text))
+            sequences += [lane] * len(text)
+        decoded = self.context.decode(tokens, positions, sequences, [True] * len(tokens))
+        results: dict[int, ModelStep] = {}
+        start = 0
+        for lane, (i, text) in zip(lanes, texts.items()):
+            part = slice(start, start + len(text))
+            start = part.stop
+            rows = np.concatenate([trunk.logits[None, :], decoded.logits[part][:-1]])
+            states = {
+                tap: StepStates(before=trunk.last_states[tap], own=own[part].copy())
+                for tap, own in decoded.states.items()
+            }
+            results[i] = ModelStep(list(text), states, log_probs(rows, text), in_top2(rows, text))
+            self.context.trim(0, lane)
+        return results
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> LlamaLanes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

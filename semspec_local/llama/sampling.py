@@ -1,0 +1,84 @@
+"""llama.cpp's own sampler chain with an explicit seed, fed from a row of logits."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from ..config import SamplingConfig, check_seed
+from ..protocols import FloatArray
+from .native import C
+
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+class LlamaSampler:
+    """Top-k, top-p, temperature, then a draw; or the likeliest token when the temperature is 0.
+
+    A row of logits goes in rather than a context, so that a token can be drawn again from the logits of a position to
+    which the cache was rolled back.
+    """
+
+    def __init__(self, config: SamplingConfig, *, seed: int, n_vocab: int, n_used: int | None = None) -> None:
+        self._config = config
+        self._n_used = n_used if n_used is not None else n_vocab
+        self._stack = ExitStack()
+        self._candidates = np.zeros(n_vocab, dtype=_CANDIDATE)
+        self._ids = np.arange(n_vocab, dtype=np.int32)
+        self._array = C.llama_token_data_array()
+        self._pointer = ctypes.cast(self._candidates.ctypes.data, C.llama_token_data_p)
+        self.reseed(seed)
+
+    def reseed(self, seed: int) -> None:
+        """Start the random numbers again."""
+        check_seed(seed)
+        self._stack.close()
+        chain: Any = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+        self._stack.callback(C.llama_sampler_free, chain)
+        for sampler in self._samplers(seed):
+            C.llama_sampler_chain_add(chain, sampler)
+        self._chain = chain
+
+    def _samplers(self, seed: int) -> list[Any]:
+        config = self._config
+        if config.temperature == 0:
+            return [C.llama_sampler_init_greedy()]
+        return [
+            C.llama_sampler_init_top_k(config.top_k),
+            C.llama_sampler_init_top_p(config.top_p, 1),
+            C.llama_sampler_init_temp(config.temperature),
+            C.llama_sampler_init_dist(seed),
+        ]
+
+    def sample(self, logits: FloatArray) -> int:
+        """One token id, drawn from `logits` float32 [n_vocab]."""
+        n = self._n_used
+        # The samplers sort in place: ids are written anew each time.
+        self._candidates["id"] = self._ids
+        self._candidates["logit"] = logits
+        array = self._array
+        array.data, array.size, array.selected, array.sorted = self._pointer, n, -1, False
+        C.llama_sampler_apply(self._chain, ctypes.byref(array))
+        token = int(array.data[array.selected].id)
+        C.llama_sampler_accept(self._chain, token)
+        return token
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+def log_probs(logits: FloatArray, tokens: Any) -> FloatArray:
+    """Natural-log probabilities of `tokens` [n] under rows of `logits` [n, n_vocab], float32 [n]."""
+    peak = logits.max(axis=1, keepdims=True)
+    total = np.exp(logits - peak).sum(axis=1, dtype=np.float64)
+    picked = logits[np.arange(len(logits)), np.asarray(tokens)]
+    return np.asarray(picked - peak[:, 0] - np.log(total), dtype=np.float32)
+
+
+def in_top2(logits: FloatArray, tokens: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Is each of `tokens` [n] one of the two likeliest under its row of `logits` [n, n_vocab]?"""
+    picked = logits[np.arange(len(logits)), np.asarray(tokens)]
+    return np.asarray((logits > picked[:, None]).sum(axis=1) <= 1)

@@ -1,0 +1,240 @@
+"""LlamaStepModel: one sequence in one llama.cpp context, as the engine wants it.
+
+The cache always holds exactly the tokens read or written so far, and the logits that follow the last of them are kept, so
+the next token can be drawn without evaluating anything again, also after a rollback to the start of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..config import SamplingConfig
+from ..errors import ConfigError, DecodeError, ModelError
+from ..protocols import FloatArray, ModelStep, StepStates, TapPoint
+from ..steps import StepReader
+from .context import LlamaContext
+from .model import LlamaModel
+from .sampling import LlamaSampler, in_top2, log_probs
+from .vocabulary import LlamaVocabulary
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A position that can be returned to: what follows it, the last states, and the uncuttable part of the memory."""
+
+    n_past: int
+    logits: FloatArray
+    last_states: dict[TapPoint, FloatArray]
+    memory: bytes | None
+
+
+class LlamaStepModel:
+    """Implements `protocols.StepModel` on llama.cpp; owns its model and context."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        n_ctx: int,
+        n_threads: int,
+        n_gpu_layers: int = 0,
+        sampling: SamplingConfig,
+        seed: int = 0,
+        taps: Sequence[TapPoint] = (),
+        n_ubatch: int = 512,
+    ) -> None:
+        self._stack = ExitStack()
+        with ExitStack() as stack:
+            self.model = stack.enter_context(LlamaModel(path, n_gpu_layers=n_gpu_layers))
+            self.context = stack.enter_context(
+                LlamaContext(self.model, n_ctx=n_ctx, n_threads=n_threads, taps=taps, n_ubatch=n_ubatch)
+            )
+            vocabulary = self.model.vocabulary
+            self._sampler = LlamaSampler(sampling, seed=seed, n_vocab=vocabulary.n_tokens, n_used=vocabulary.n_used)
+            stack.callback(self._sampler.close)
+            self._stack = stack.pop_all()
+        self.tokens: list[int] = []
+        self._start: Checkpoint | None = None
+        self._check_rollback()
+
+    @property
+    def vocabulary(self) -> LlamaVocabulary:
+        return self.model.vocabulary
+
+    @property
+    def n_ctx(self) -> int:
+        return self.context.n_ctx
+
+    @property
+    def n_past(self) -> int:
+        return len(self.tokens)
+
+    def reseed(self, seed: int) -> None:
+        self._sampler.reseed(seed)
+
+    # -- reading and writing ------------------------------------------------------------------------
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Start over with these tokens as the whole cache; ConfigError when they leave no room to write."""
+        if not tokens:
+            raise ConfigError("the prompt has no tokens; wanted at least one")
+        if len(tokens) >= self.n_ctx:
+            raise ConfigError(
+                f"the question is too long: {len(tokens):,} tokens with its template, and the context holds {self.n_ctx:,} "
+                "(with room for an answer); use a larger -c or a shorter question"
+            )
+        self.context.clear()
+        self.tokens, self._start = [], None
+        self._decode(tokens)
+
+    def propose(self, reader: StepReader, *, logprobs: bool = False) -> ModelStep:
+        start = self.checkpoint()
+        vocabulary, step = self.vocabulary, ModelStep(tokens=[])
+        collected: list[dict[TapPoint, FloatArray]] = []
+        found: list[FloatArray] = []
+        top2: list[bool] = []
+        while reader.end is None:
+            logits = self._logits
+            token = self._sampler.sample(logits)
+            if vocabulary.is_eog(token):
+                reader.finish("eos")
+                break
+            if logprobs:
+                found.append(log_probs(logits[None, :], [token]))
+                top2.append(bool(in_top2(logits[None, :], [token])[0]))
+            collected.append(self._decode([token]))
+            step.tokens.append(token)
+            reader.feed(vocabulary.piece(token))
+        assert reader.end is not None
+        step.end = reader.end.kind
+        if step.end == "length":
+            self._cut_to_whole_character(step, reader, start)
+        n = len(step.tokens)
+        if logprobs:
+            step.logprobs = np.concatenate(found[:n]) if n else np.empty(0, dtype=np.float32)
+            step.in_top2 = np.asarray(top2[:n], dtype=bool)
+        if n:
+            joined = {tap: np.concatenate([rows[tap] for rows in collected[:n]]) for tap in collected[0]}
+            step.states = self._step_states(start, joined)
+        return step
+
+    def score(self, tokens: Sequence[int], *, logprobs: bool = False) -> ModelStep:
+        start = self.checkpoint()
+        n = len(tokens)
+        states = self._decode(tokens, all_logits=logprobs)
+        step = ModelStep(tokens=list(tokens), states=self._step_states(start, states))
+        if logprobs:
+            rows = np.concatenate([start.logits[None, :], self._all_logits[: n - 1]])
+            step.logprobs, step.in_top2 = log_probs(rows, tokens), in_top2(rows, tokens)
+        return step
+
+    def _cut_to_whole_character(self, step: ModelStep, reader: StepReader, start: Checkpoint) -> None:
+        """A step cut off by its length ends with a whole character, so that another vocabulary can read it."""
+        keep = reader.n_complete_tokens
+        if 0 < keep < len(step.tokens):
+            self.rollback(start.n_past + keep)
+            self._start = start
+            del step.tokens[keep:]
+
+    def _step_states(self, start: Checkpoint, rows: dict[TapPoint, FloatArray]) -> dict[TapPoint, StepStates]:
+        return {tap: StepStates(before=start.last_states[tap], own=own) for tap, own in rows.items()}
+
+    def _decode(self, tokens: Sequence[int], *, all_logits: bool = False) -> dict[TapPoint, FloatArray]:
+        """Evaluate tokens at the end of the cache, and keep what follows them."""
+        n_past, n = self.n_past, len(tokens)
+        if n_past + n > self.n_ctx:
+            raise DecodeError(
+                f"the context holds {self.n_ctx:,} tokens; {n_past:,} are in it and {n:,} more do not fit"
+            )
+        outputs = [True] * n if all_logits else None
+        try:
+            decoded = self.context.decode(tokens, range(n_past, n_past + n), outputs=outputs)
+        except BaseException:
+            # Part of the tokens may be in the memory: go back to a state that is known.
+            self._restore_after_failure(n_past)
+            raise
+        self.tokens += tokens
+        self._all_logits = decoded.logits
+        self._logits = decoded.logits[-1]
+        if decoded.states:
+            self._last_states = {tap: rows[-1].copy() for tap, rows in decoded.states.items()}
+        return decoded.states
+
+    # -- going back ---------------------------------------------------------------------------------
+
+    def checkpoint(self) -> Checkpoint:
+        """Remember this position; `rollback` to it is exact and evaluates nothing."""
+        if self._start is None or self._start.n_past != self.n_past:
+            self._start = Checkpoint(
+                n_past=self.n_past,
+                logits=self._logits.copy(),
+                last_states=dict(self._last_states),
+                memory=None if self.context.can_trim else self.context.save_state(),
+            )
+        return self._start
+
+    def rollback(self, n_past: int) -> None:
+        if not 1 <= n_past <= self.n_past:
+            raise ValueError(f"rollback to {n_past}; wanted 1 to {self.n_past}")
+        if n_past == self.n_past:
+            return
+        start = self._start
+        if start is not None and start.n_past == n_past and self._drop(n_past, start.memory):
+            del self.tokens[n_past:]
+            self._logits, self._last_states = start.logits, start.last_states
+            return
+        # Not a known position: read the last kept token again, or everything where the memory cannot be cut.
+        kept = self.tokens[:n_past]
+        if self.context.can_trim and self._drop(n_past - 1, None):
+            self.tokens = kept[:-1]
+            self._decode(kept[-1:])
+        else:
+            self.prefill(kept)
+
+    def _drop(self, n_past: int, memory: bytes | None) -> bool:
+        if memory is not None and not self.context.load_state(memory):
+            return False
+        return self.context.trim(n_past)
+
+    def _restore_after_failure(self, n_past: int) -> None:
+        start = self._start
+        if n_past and start is not None and start.n_past == n_past and self._drop(n_past, start.memory):
+            self._logits, self._last_states = start.logits, start.last_states
+        elif not (self.context.can_trim and self.context.trim(n_past)):
+            self.context.clear()
+            self.tokens, self._start = [], None
+
+    _logits: FloatArray
+    _all_logits: FloatArray
+    _last_states: dict[TapPoint, FloatArray] = {}
+
+    def _check_rollback(self) -> None:
+        """A memory that cannot be cut must come back from a checkpoint; tried before the first real token."""
+        if self.context.can_trim:
+            return
+        self.prefill([0, 0])
+        self.checkpoint()
+        self.score([0])
+        start = self._start
+        assert start is not None
+        if not self._drop(2, start.memory):
+            raise ModelError(
+                f"{self.model.path.name} ({self.model.architecture}) keeps a recurrent memory that llama.cpp cannot roll back, "
+                "so a rejected step could not be undone; use a model with a plain cache"
+            )
+        self.context.clear()
+        self.tokens, self._start = [], None
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> LlamaStepModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,30 @@
+"""Pairs of models: manifests in, files on disk out.
+
+manifest.py   TOML to dataclasses, strictly
+places.py     cache and configuration folders, the offline switch
+store.py      which pairs there are, which are on this machine: list, resolve, verify
+transfer.py   pull: fetch, check, requantize
+state.py      what was made here, in each pair's state.json
+wheels.py web.py hub.py   the three kinds of download
+files.py progress.py      hashing, locking, finishing; bars and lines
+"""
+
+from .manifest import PairManifest
+from .places import cache_folder
+from .progress import progress_on
+from .store import PairFiles, Verified, default_pair, list_pairs, load_manifest, resolve, verify
+from .transfer import pull
+
+__all__ = [
+    "PairFiles",
+    "PairManifest",
+    "Verified",
+    "cache_folder",
+    "default_pair",
+    "list_pairs",
+    "load_manifest",
+    "progress_on",
+    "pull",
+    "resolve",
+    "verify",
+]

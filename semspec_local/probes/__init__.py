@@ -1,0 +1,9 @@
+"""Probes at run time: ONNX files that read a pooled hidden state.
+
+onnxruntime is loaded when a probe is opened, not when this package is imported; torch never is.
+"""
+
+from .runtime import OnnxProbe, find_probe, load_probe, read_probe_file
+from .spec import ProbeSpec
+
+__all__ = ["OnnxProbe", "ProbeSpec", "find_probe", "load_probe", "read_probe_file"]

@@ -1,0 +1,254 @@
+"""Open a probe file, check all of it, and read semantic probabilities off pooled hidden states.
+
+Knows nothing of llama.cpp: a model is a `ModelInfo` and arrays. A file is looked at in this order, so that a strange
+one reaches onnxruntime last: kind of file, ONNX header, spec, model, session, one trial row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..errors import ProbeError
+from ..modelinfo import ModelInfo
+from ..protocols import FloatArray, Role, StepStates, TapPoint
+from ..resources import shipped
+from .onnxfile import OnnxHeader, read_header
+from .spec import METADATA_KEY, ProbeSpec
+
+INPUT_NAME, OUTPUT_NAME = "hidden", "semantic_prob"
+PROB_TOLERANCE = 1e-6
+"""How far outside [0, 1] rounding may put a probability; it is clipped then."""
+
+MAX_PROBE_BYTES = 512 * 2**20
+"""A probe for the widest models in use takes tens of MB; more is some other kind of ONNX file."""
+
+_OTHER_SUFFIXES = {".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".bin", ".joblib", ".npy", ".npz", ".safetensors"}
+_CONVERT_FIRST = "wanted an ONNX probe: convert it first (semspec_local.probes.convert)"
+_FETCH_AGAIN = "wanted an ONNX probe: fetch the file itself"
+_MAGICS: tuple[tuple[bytes, str], ...] = (
+    (b"GGUF", "is a GGUF model; wanted an ONNX probe"),
+    (b"PK\x03\x04", f"is a zip archive, as PyTorch and NumPy write them; {_CONVERT_FIRST}"),
+    (b"\x80", f"is a pickle, which can run any code when opened; {_CONVERT_FIRST}"),
+    (b"\x93NUMPY", f"is a NumPy array; {_CONVERT_FIRST}"),
+    (b"\x1f\x8b", f"is compressed, as joblib writes pickles; {_CONVERT_FIRST}"),
+    (b"\x78\x01", f"is compressed, as joblib writes pickles; {_CONVERT_FIRST}"),
+    (b"\x78\x9c", f"is compressed, as joblib writes pickles; {_CONVERT_FIRST}"),
+    (b"\x78\xda", f"is compressed, as joblib writes pickles; {_CONVERT_FIRST}"),
+    (b"version https://git-lfs", f"is a Git LFS pointer, not the file it points to; {_FETCH_AGAIN}"),
+)
+
+# A probe is a small feed-forward net. These draw random numbers, loop, or make large memory out of a small file.
+_REFUSED_OPERATORS = frozenset(
+    {"If", "Loop", "Scan", "SequenceMap", "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"}
+    | {"RandomUniform", "RandomUniformLike", "ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range"}
+    | {"Resize", "Tile", "Upsample"}
+)
+
+
+@dataclass(frozen=True)
+class ProbeFile:
+    """A probe file that has been looked at but not run; `fingerprint` is its own sha256 in hex."""
+
+    path: Path
+    spec: ProbeSpec
+    header: OnnxHeader
+    fingerprint: str
+
+
+class OnnxProbe:
+    """A `protocols.StepProbe` on onnxruntime, for one model.
+
+    `warnings` are the lesser differences between the probe's model and the one it was loaded for.
+    """
+
+    def __init__(self, file: ProbeFile, *, warnings: tuple[str, ...] = ()) -> None:
+        """Raise ProbeError when onnxruntime cannot load the file, or its inputs and outputs are not a probe's."""
+        if file.spec.role == "joint":
+            raise ProbeError(f"{file.path} is a joint probe; this version runs target and draft probes")
+        self.path = file.path
+        self.spec = file.spec
+        self.fingerprint = file.fingerprint
+        self.warnings = warnings
+        self._session = _open_probe(file)
+        self._row_by_row = _check_signature(file, self._session)
+        self.predict(np.zeros((1, self.spec.n_embd), np.float32))
+
+    @property
+    def tap(self) -> TapPoint:
+        return self.spec.tap
+
+    def semantic_prob(self, states: StepStates) -> float:
+        """The semantic probability of one step, in [0, 1], pooled as the spec says."""
+        return float(self.predict(states.pool(self.spec.window, self.spec.pooling)[None, :])[0])
+
+    def predict(self, hidden: FloatArray) -> FloatArray:
+        """Semantic probabilities float32 [n] of pooled states float32 [n, n_embd].
+
+        Raises ProbeError for states of another width, and for results that are no probabilities.
+        """
+        if hidden.ndim != 2 or hidden.shape[1] != self.spec.n_embd:
+            raise ProbeError(f"{self.path}: hidden states are {list(hidden.shape)}; wanted [n, {self.spec.n_embd}]")
+        if not np.isfinite(hidden).all():
+            raise ProbeError(f"{self.path}: hidden states hold NaN or infinity; wanted finite numbers")
+        rows = np.ascontiguousarray(hidden, dtype=np.float32)
+        parts = [rows[at : at + 1] for at in range(len(rows))] if self._row_by_row else [rows]
+        results = [self._run(part) for part in parts]
+        return np.concatenate(results) if results else np.zeros(0, np.float32)
+
+    def _run(self, rows: FloatArray) -> FloatArray:
+        try:
+            result = np.asarray(self._session.run([OUTPUT_NAME], {INPUT_NAME: rows})[0])
+        except Exception as error:  # onnxruntime's errors share no base of their own
+            raise ProbeError(f"{self.path}: onnxruntime cannot run it: {_one_line(error)}") from None
+        if result.dtype != np.float32 or result.shape not in ((len(rows),), (len(rows), 1)):
+            _refuse_signature(self.path, self.spec.n_embd, f"its output is {result.dtype}{list(result.shape)}")
+        probs = result.reshape(-1)
+        bad = ~(np.isfinite(probs) & (probs >= -PROB_TOLERANCE) & (probs <= 1 + PROB_TOLERANCE))
+        if bad.any():
+            raise ProbeError(f"{self.path}: it gave {probs[bad][0]} for a probability; wanted a number from 0 to 1")
+        return np.asarray(np.clip(probs, 0, 1), dtype=np.float32)
+
+
+def load_probe(path: Path | str, role: Role, info: ModelInfo) -> OnnxProbe:
+    """Open a probe to read `info` as `role`; ProbeError (exit code 4) says in one line why that cannot be."""
+    file = read_probe_file(path)
+    return OnnxProbe(file, warnings=file.spec.check_model(info, role, str(path)))
+
+
+def find_probe(pair_name: str, role: str) -> Path | None:
+    """The shipped probe of a pair, or None where none ships."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", pair_name):
+        return None
+    path = shipped("probes") / pair_name / f"{role}.onnx"
+    return path if path.is_file() else None
+
+
+def read_probe_file(path: Path | str) -> ProbeFile:
+    """Read a probe's spec and header without running anything; ProbeError when it is no probe."""
+    path = Path(path)
+    data = _read_bytes(path)
+    try:
+        header = read_header(data)
+    except ValueError as error:
+        raise ProbeError(f"{path} is no ONNX file, or not a whole one ({error})") from None
+    if METADATA_KEY not in header.metadata:
+        raise ProbeError(f"{path} has no {METADATA_KEY!r} in its ONNX metadata, so nothing says which model it is for")
+    spec = ProbeSpec.from_json(header.metadata[METADATA_KEY], str(path))
+    if refused := sorted(header.operators & _REFUSED_OPERATORS):
+        raise ProbeError(f"{path} uses the ONNX operator {refused[0]}; wanted a plain feed-forward net")
+    for name in header.external_files:
+        _check_external(path, name)
+    return ProbeFile(path, spec, header, hashlib.sha256(data).hexdigest())
+
+
+def open_session(path: Path, *, n_threads: int = 1) -> Any:
+    """An onnxruntime session on the CPU that leaves the other cores to llama.cpp.
+
+    Raises whatever onnxruntime raises. Left alone it would start a thread per core of the host, and let them spin.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = n_threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 4  # fatal only: errors come as exceptions
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        if not path.exists():
+            raise ProbeError(f"{path} does not exist; wanted an ONNX probe")
+        if not path.is_file():
+            raise ProbeError(f"{path} is not a file; wanted an ONNX probe")
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            _refuse_other_kinds(path, stream.read(512), size)
+            stream.seek(0)
+            return stream.read()
+    except OSError as error:
+        raise ProbeError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _refuse_other_kinds(path: Path, head: bytes, size: int) -> None:
+    if not head:
+        raise ProbeError(f"{path} is empty; wanted an ONNX probe")
+    for magic, what in _MAGICS:
+        if head.startswith(magic):
+            raise ProbeError(f"{path} {what}")
+    if head.lstrip()[:1] in (b"<", b"{"):
+        what = "a web page" if head.lstrip()[:1] == b"<" else "JSON text"
+        raise ProbeError(f"{path} is {what}, perhaps an error message that was saved; {_FETCH_AGAIN}")
+    if len(head) > 8 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] <= size:
+        raise ProbeError(f"{path} is a safetensors file; {_CONVERT_FIRST}")
+    if path.suffix.lower() in _OTHER_SUFFIXES:
+        raise ProbeError(f"{path} is named {path.suffix}; {_CONVERT_FIRST}")
+    if size > MAX_PROBE_BYTES:
+        raise ProbeError(f"{path} has {size / 2**20:.0f} MiB; wanted at most {MAX_PROBE_BYTES // 2**20} for a probe")
+
+
+def _check_external(path: Path, name: str) -> None:
+    """Weights kept in another file must lie right beside the probe."""
+    if not name or name in (".", "..") or not name.isprintable() or "/" in name or "\\" in name:
+        raise ProbeError(f"{path} keeps weights in {name!a}; wanted a file beside it, or all in one file")
+    if not (path.parent / name).is_file():
+        raise ProbeError(f"{path} keeps weights in {name}, which is not beside it; wanted both, or all in one file")
+
+
+def _open_probe(file: ProbeFile) -> Any:
+    try:
+        return open_session(file.path)
+    except ImportError as error:
+        raise ProbeError(f"probes need onnxruntime, which cannot be imported here ({_one_line(error)})") from None
+    except Exception as error:  # onnxruntime's errors share no base of their own
+        reason = str(error)
+    import onnxruntime as ort
+
+    if re.search(r"\bIR version\b|\bopset\b", reason, re.IGNORECASE):
+        opset = file.header.opsets.get("", 0)
+        raise ProbeError(
+            f"{file.path} has ONNX IR version {file.header.ir_version} and opset {opset}, too new for "
+            f"onnxruntime {ort.__version__}; save it with older ones (8 and 17 will do) or update onnxruntime"
+        )
+    raise ProbeError(f"{file.path}: onnxruntime {ort.__version__} cannot load it: {_one_line(reason)}")
+
+
+def _check_signature(file: ProbeFile, session: Any) -> bool:
+    """Whether rows must go in one by one, because the batch size was fixed at 1 when the file was exported."""
+    n_embd = file.spec.n_embd
+    inputs = session.get_inputs()
+    if [item.name for item in inputs] != [INPUT_NAME]:
+        _refuse_signature(file.path, n_embd, f"its inputs are {_one_line([item.name for item in inputs])}")
+    hidden = inputs[0]
+    fixed = [size if isinstance(size, int) else None for size in hidden.shape]
+    if hidden.type != "tensor(float)" or len(fixed) != 2 or fixed[0] not in (None, 1) or fixed[1] not in (None, n_embd):
+        _refuse_signature(file.path, n_embd, f"its input is {hidden.type} {_one_line(hidden.shape)}")
+    if OUTPUT_NAME not in (names := [item.name for item in session.get_outputs()]):
+        _refuse_signature(file.path, n_embd, f"its outputs are {_one_line(names)}")
+    return fixed[0] == 1
+
+
+def _refuse_signature(path: Path, n_embd: int, got: str) -> NoReturn:
+    raise ProbeError(
+        f"{path}: {got}; wanted the input {INPUT_NAME} float32 [n, {n_embd}] "
+        f"and the output {OUTPUT_NAME} float32 [n] or [n, 1]"
+    )
+
+
+def _one_line(value: object) -> str:
+    """Text from onnxruntime or a stranger's file: one short line without control characters or C++ signatures."""
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (?:Load model from .*? failed:)?", "", str(value))
+    text = re.sub(r"\S+\.(?:cc|h):\d+ .*?\) (?=[A-Z])", "", text)
+    text = "".join(letter if letter.isprintable() else " " for letter in text)
+    text = " ".join(text.split())
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,0 +1,147 @@
+"""What the engine asks of a model and of a probe, and the values that pass between them.
+
+The engine sees models and probes through these protocols only; `llama/` and `probes/` implement them on
+llama.cpp and onnxruntime, `testing` on scripts. Nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .steps import StepReader
+
+Role = Literal["draft", "target"]
+Window = Literal["predictor", "token"]
+Pooling = Literal["mean", "last"]
+
+Norm = Literal["pre", "post"]
+
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True, order=True)
+class TapPoint:
+    """Where a hidden state is read: after layer `layer` (0-based), before (`pre`) or after (`post`) the final norm.
+
+    Layer N before the norm is llama.cpp's `l_out-N`, Hugging Face's `hidden_states[N + 1]`; only the last layer has a `post`.
+    """
+
+    layer: int
+    norm: Norm = "pre"
+
+
+@dataclass(frozen=True)
+class StepStates:
+    """Hidden states of one layer around one step.
+
+    `before` is the state of the last token before the step, float32 [n_embd]; `own` are the states of the
+    step's own tokens, float32 [n_tokens, n_embd].
+    """
+
+    before: FloatArray
+    own: FloatArray
+
+    def window(self, window: Window) -> FloatArray:
+        """The states that a window covers, float32 [n_tokens, n_embd].
+
+        `predictor` covers the states that predict the step's tokens: from the last token before the step to
+        the second-last token of the step (as the code of arXiv 2602.03708 does). `token` covers the step's own tokens.
+        """
+        if window == "token":
+            return self.own
+        return np.concatenate([self.before[None, :], self.own[:-1]])
+
+    def pool(self, window: Window, pooling: Pooling) -> FloatArray:
+        """One vector for the step, float32 [n_embd]."""
+        states = self.window(window)
+        if pooling == "mean":
+            return np.asarray(states.mean(axis=0, dtype=np.float64), dtype=np.float32)
+        return np.ascontiguousarray(states[-1], dtype=np.float32)
+
+
+@dataclass
+class ModelStep:
+    """One step as one model has it: its tokens, which are in that model's cache, and what was read on the way.
+
+    `states` maps a tap point to its states; it is empty when nothing is tapped. `logprobs` float32 [n_tokens] are
+    the model's own log-probabilities (natural log, temperature 1, whole vocabulary) of the tokens; `in_top2`
+    bool [n_tokens] says whether each token was one of the model's two likeliest. None when not asked for.
+    `end` says why a written step ended (`steps.StepEnd.kind`); None for a step that was only read.
+    """
+
+    tokens: list[int]
+    states: dict[TapPoint, StepStates] = field(default_factory=dict)
+    logprobs: FloatArray | None = None
+    in_top2: NDArray[np.bool_] | None = None
+    end: str | None = None
+
+
+class Vocabulary(Protocol):
+    """Text to token ids and back, for one model."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def encode(self, text: str, *, control: bool = False) -> list[int]:
+        """Ids of text that continues earlier text. Only with `control`, for text of our own, can it name control tokens."""
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token adds to the text; empty for control tokens."""
+        ...
+
+
+class StepModel(Protocol):
+    """A language model with one sequence in its cache.
+
+    `n_past` counts the tokens in the cache. Every method leaves the model able to write or read the next
+    token at `n_past`. A method that raises leaves `n_past` at a value that `rollback` accepts.
+    """
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def n_ctx(self) -> int: ...
+
+    @property
+    def n_past(self) -> int: ...
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Start over with these tokens, at least one, as the whole cache."""
+        ...
+
+    def reseed(self, seed: int) -> None:
+        """Restart the sampler's random numbers."""
+        ...
+
+    def propose(self, reader: StepReader, *, logprobs: bool = False) -> ModelStep:
+        """Write tokens until `reader` says that the step has ended, or an end-of-generation token is drawn.
+
+        An end-of-generation token ends the step and is in neither the tokens nor the cache. The step may be empty.
+        """
+        ...
+
+    def score(self, tokens: Sequence[int], *, logprobs: bool = False) -> ModelStep:
+        """Read tokens, at least one, in one pass."""
+        ...
+
+    def rollback(self, n_past: int) -> None:
+        """Forget every token from position `n_past` (at least 1) on."""
+        ...
+
+
+class StepProbe(Protocol):
+    """Reads a pooled hidden state of its own model and estimates the semantic probability of the step."""
+
+    @property
+    def tap(self) -> TapPoint: ...
+
+    def semantic_prob(self, states: StepStates) -> float:
+        """A number in [0, 1]."""
+        ...

@@ -1,0 +1,348 @@
+"""Invariants of the speculation loop, on scripted models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semspec_local.config import RunConfig
+from semspec_local.engine import Prompts, Speculation
+from semspec_local.metrics import Counters
+from semspec_local.policy import make_policy
+from semspec_local.testing import END, ByteVocabulary, ConstantProbe, ScriptedModel
+from semspec_local.trace import StepRecord
+
+PROMPT = list(b"Q: ")
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def speculation(target, draft, policy="always", threshold=None, probes=(0.5, 0.5), seed=7, thinking=False, **config):
+    return Speculation(
+        Prompts(PROMPT, PROMPT, thinking),
+        target=target,
+        draft=draft,
+        policy=make_policy(policy, threshold),
+        config=RunConfig(policy=policy, **config),
+        probes={"draft": ConstantProbe(probes[0]), "target": ConstantProbe(probes[1])},
+        seed=seed,
+        clock=FakeClock(),
+    )
+
+
+def run(target, draft, *args, **kwargs) -> tuple[Speculation, list[StepRecord]]:
+    """Run to the end; after every record both caches must hold the prompt and the committed tokens."""
+    loop = speculation(target, draft, *args, **kwargs)
+    records = []
+    for record in loop:
+        records.append(record)
+        for side in (loop.target, loop.draft):
+            if side is not None and side.active:
+                assert side.model.n_past == side.n_committed
+                assert side.model.tokens == PROMPT + side.committed
+    return loop, records
+
+
+STEPS = ["one\n\n", "two\n\n", "three\n\n", "four" + END]
+
+
+def test_a_draft_equal_to_its_target_is_always_accepted():
+    loop, records = run(ScriptedModel(["one\n\n"]), ScriptedModel(STEPS[1:]), "semantic-ratio")
+    assert [r.origin for r in records] == ["target", "draft", "draft", "draft"]
+    assert loop.text == "one\n\ntwo\n\nthree\n\nfour"
+    assert loop.stop_reason == "eos"
+    assert loop.counters.step_acceptance_rate == 1.0
+
+
+def test_a_floor_above_every_ratio_gives_exactly_the_target_only_text():
+    def write(text: str) -> str:
+        n = text.count("\n\n")
+        return f"step {n} of the target\n\n" if n < 5 else "answer" + END
+
+    alone, _ = run(ScriptedModel(write), None, "never")
+    loop, records = run(
+        ScriptedModel(write), ScriptedModel(lambda text: "nonsense\n\n"), "semantic-ratio", 9.0, max_tokens=999
+    )
+    assert loop.text == alone.text
+    assert {r.reason for r in records if not r.committed} == {"below_floor"}
+    assert loop.counters.n_tokens_by_draft == 0
+    assert loop.counters.step_acceptance_rate == 0.0
+
+
+def test_never_uses_no_draft_at_all():
+    draft = ScriptedModel(STEPS)
+    loop, records = run(ScriptedModel(STEPS), draft, "never")
+    assert draft.calls == []
+    assert {r.reason for r in records} == {"no_draft"}
+    assert loop.text == "one\n\ntwo\n\nthree\n\nfour"
+
+
+def test_the_target_primes_the_first_steps():
+    _, records = run(ScriptedModel(STEPS), ScriptedModel(["x\n\n", "y" + END]), n_prime=2)
+    assert [(r.origin, r.reason) for r in records] == [
+        ("target", "priming"),
+        ("target", "priming"),
+        ("draft", "always"),
+        ("draft", "always"),
+    ]
+
+
+def test_a_rejected_step_is_written_by_the_target_and_read_by_the_draft():
+    target = ScriptedModel(["one\n\n", "two\n\n", "end" + END])
+    draft = ScriptedModel(["bad\n\n", "bad" + END])
+    loop, records = run(target, draft, "semantic-ratio", probes=(0.5, 0.1))
+    assert [(r.origin, r.committed, r.text, r.reason) for r in records] == [
+        ("target", True, "one\n\n", "priming"),
+        ("draft", False, "bad\n\n", "below_floor"),
+        ("target", True, "two\n\n", "rejected"),
+        ("draft", False, "bad", "below_floor"),
+        ("target", True, "end", "rejected"),
+    ]
+    assert [r.step_index for r in records] == [0, 1, 1, 2, 2]
+    assert draft.text == target.text == "Q: one\n\ntwo\n\nend"
+    assert loop.counters.accepted_run_lengths == {0: 2}
+
+
+def test_an_end_of_generation_inside_a_drafted_step_ends_everything_there():
+    target, draft = ScriptedModel(["one\n\n"]), ScriptedModel(["Answer: 4" + END + "\nNext question"])
+    loop, _ = run(target, draft)
+    assert loop.text == "one\n\nAnswer: 4"
+    assert target.text == draft.text == "Q: one\n\nAnswer: 4"
+    assert loop.counters.n_committed_tokens == len(b"one\n\nAnswer: 4")
+
+
+def test_a_draft_that_wants_to_stop_at_once_leaves_the_word_to_the_target():
+    target = ScriptedModel(["one\n\n", "two\n\n", END])
+    loop, records = run(target, ScriptedModel([END, END]))
+    assert [(r.reason, r.text, r.committed) for r in records] == [
+        ("priming", "one\n\n", True),
+        ("forced_target", "", False),
+        ("forced_target", "two\n\n", True),
+        ("forced_target", "", False),
+    ]
+    assert loop.stop_reason == "eos"
+    assert loop.counters.n_proposed_steps == 0
+
+
+@pytest.mark.parametrize("max_tokens", [1, 4, 5, 6, 11, 12])
+@pytest.mark.parametrize("policy", ["always", "never", "semantic-ratio"])
+def test_the_budget_is_exact(max_tokens, policy):
+    target, draft = ScriptedModel(lambda t: "12345\n\n"), ScriptedModel(lambda t: "abc\n\n")
+    loop, records = run(target, draft, policy, probes=(0.5, 0.1), max_tokens=max_tokens)
+    assert loop.stop_reason == "budget"
+    assert loop.counters.n_committed_tokens == max_tokens
+    assert target.n_past == len(PROMPT) + max_tokens
+    assert "".join(r.text for r in records if r.committed) == loop.text
+
+
+@pytest.mark.parametrize(("target_ctx", "draft_ctx"), [(20, 99), (99, 20), (20, 20)])
+@pytest.mark.parametrize("policy", ["always", "semantic-ratio"])
+def test_a_full_context_ends_the_run_at_its_last_token(target_ctx, draft_ctx, policy):
+    target = ScriptedModel(lambda t: "12345\n\n", n_ctx=target_ctx)
+    draft = ScriptedModel(lambda t: "abc\n\n", n_ctx=draft_ctx)
+    loop, _ = run(target, draft, policy, probes=(0.5, 0.1))
+    assert loop.stop_reason == "context_full"
+    assert target.n_past == 20
+    assert loop.counters.n_committed_tokens == 17
+
+
+@pytest.mark.parametrize("policy", ["always", "never", "semantic-ratio"])
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("two", "one\n\n"),
+        ("o\n\nthree", "one\n\ntw"),
+        ("\n\nthree", "one\n\ntwo"),
+        ("ee", "one\n\ntwo\n\nthr"),
+        ("one", ""),
+        ("e\n\ntwo\n\nth", "on"),
+    ],
+)
+def test_a_stop_string_cuts_text_counts_and_caches_at_its_first_byte(stop, text, policy):
+    def write(so_far: str) -> str:
+        return STEPS[so_far.count("\n\n")]
+
+    target, draft = ScriptedModel(write), ScriptedModel(write)
+    loop, records = run(target, draft, policy, probes=(0.5, 0.1), stop=(stop,))
+    assert loop.stop_reason == "stop"
+    assert loop.text == text
+    assert "".join(r.text for r in records if r.committed) == text
+    assert loop.counters.n_committed_tokens == len(text)
+    assert target.text == "Q: " + text
+    if policy != "never":
+        assert draft.text == "Q: " + text
+
+
+def test_records_wait_until_no_stop_string_can_have_begun_in_them():
+    seen = []
+    loop = speculation(ScriptedModel(["one\n\n", "two\n\n", "Q: no"]), None, "never", stop=("\n\nQ:",), max_tokens=100)
+    for record in loop:
+        seen.append(record.text)
+    assert seen == ["one\n\n", "two"]
+
+
+def test_the_same_seed_gives_the_same_trace_and_another_seed_other_decisions():
+    def trace(seed):
+        _, records = run(
+            ScriptedModel(lambda t: "t\n\n"), ScriptedModel(lambda t: "d\n\n"), "random", 0.5, seed=seed, max_tokens=120
+        )
+        return records
+
+    assert trace(1) == trace(1)
+    assert [r.accepted for r in trace(1)] != [r.accepted for r in trace(2)]
+
+
+def test_different_vocabularies_meet_in_the_text():
+    class Pairs(ByteVocabulary):
+        """Two bytes to a token, where it can."""
+
+        def encode(self, text, *, control=False):
+            data = text.encode()
+            return [1000 + int.from_bytes(data[i : i + 2].ljust(2, b"\0"), "big") for i in range(0, len(data), 2)]
+
+        def piece(self, token):
+            return (token - 1000).to_bytes(2, "big").rstrip(b"\0") if token >= 1000 else super().piece(token)
+
+    target = ScriptedModel(["one\n\n"], vocabulary=Pairs("pairs"))
+    draft = ScriptedModel(["歪 two\n\n", "three" + END])
+    loop, records = run(target, draft)
+    assert loop.text == "one\n\n歪 two\n\nthree"
+    assert target.text == draft.text == "Q: " + loop.text
+    assert records[1].n_draft_tokens == 9
+    assert records[1].n_target_tokens == 5
+
+
+@pytest.mark.parametrize("answer_by", ["target", "draft"])
+def test_after_thinking_the_named_model_answers(answer_by):
+    target = ScriptedModel(["plan\n\n", "ANSWER" + END])
+    draft = ScriptedModel(["so 4</think>", "answer" + END])
+    loop, records = run(target, draft, thinking=True, answer_by=answer_by)
+    assert loop.prefix.split() == ("plan\n\nso 4", "ANSWER" if answer_by == "target" else "answer")
+    assert records[-1].reason == "answer_phase"
+    assert records[-1].origin == answer_by
+    assert records[1].end == "close"
+
+
+def test_the_thinking_budget_forces_the_close():
+    target = ScriptedModel(lambda t: "42" + END if "</think>" in t else "hmm\n\n")
+    draft = ScriptedModel(lambda t: "uhm\n\n")
+    loop, records = run(target, draft, thinking=True, think_budget=12)
+    assert [r.origin for r in records] == ["target", "draft", "draft", "forced", "target"]
+    assert loop.prefix.split() == ("hmm\n\nuhm\n\nuh", "42")
+    assert loop.counters.n_tokens_forced == len("\n</think>\n\n")
+
+
+def test_a_model_that_opens_its_thinking_itself_is_a_thinking_model():
+    loop, _ = run(ScriptedModel(["<think>\nhm\n\n", "yes</think>", "4" + END]), None, "never")
+    assert loop.prefix.split() == ("hm\n\nyes", "4")
+
+
+def test_text_that_mentions_a_closing_tag_is_no_thinking():
+    loop, _ = run(ScriptedModel(["a\n\n", "b</think>c\n\n", "d" + END]), None, "never")
+    assert loop.prefix.split() == (None, "a\n\nb</think>c\n\nd")
+
+
+@pytest.mark.parametrize("n_records", [1, 2, 3, 4])
+def test_a_run_that_is_dropped_leaves_only_committed_tokens_behind(n_records):
+    target, draft = ScriptedModel(lambda t: "t\n\n"), ScriptedModel(lambda t: "d\n\n")
+    loop = speculation(target, draft, "semantic-ratio", probes=(0.5, 0.1))
+    records = iter(loop)
+    for _ in range(n_records):
+        next(records)
+    records.close()
+    assert target.tokens == PROMPT + loop.target.committed
+    assert draft.tokens == PROMPT + loop.draft.committed
+
+
+def test_a_failure_in_the_verification_leaves_the_draft_at_the_committed_prefix():
+    class Broken(ScriptedModel):
+        def score(self, tokens, *, logprobs=False):
+            raise RuntimeError("no")
+
+    target, draft = Broken(["one\n\n"]), ScriptedModel(lambda t: "d\n\n")
+    loop = speculation(target, draft)
+    with pytest.raises(RuntimeError, match="no"):
+        list(loop)
+    assert target.text == draft.text == "Q: one\n\n"
+
+
+def test_probes_see_the_state_before_the_step_and_its_own_tokens():
+    draft_probe, target_probe = ConstantProbe(0.5), ConstantProbe(0.5)
+    loop = Speculation(
+        Prompts(PROMPT, PROMPT),
+        target=ScriptedModel(["a\n\n"]),
+        draft=ScriptedModel(["bc\n\n", END]),
+        policy=make_policy("semantic-ratio"),
+        config=RunConfig(),
+        probes={"draft": draft_probe, "target": target_probe},
+        seed=0,
+    )
+    list(loop)
+    for probe in (draft_probe, target_probe):
+        states = probe.seen[0]
+        assert states.before[0] == ord("\n")
+        assert states.own[:, 0].tolist() == list(b"bc\n\n")
+        assert states.window("predictor")[:, 0].tolist() == [*b"\nbc\n"]
+
+
+def test_counters_agree_with_the_trace_and_times_are_the_clocks():
+    loop, records = run(
+        ScriptedModel(lambda t: "tt\n\n"), ScriptedModel(lambda t: "d\n\n"), "random", 0.5, max_tokens=60
+    )
+    derived = Counters.from_steps(records)
+    for name in ("n_steps", "n_proposed_steps", "n_accepted_steps", "n_committed_tokens", "propose_s", "write_s"):
+        assert getattr(loop.counters, name) == getattr(derived, name)
+    assert loop.counters.ttft_s is not None
+    assert loop.counters.wall_s > loop.counters.prefill_s > 0
+
+
+steps = st.lists(st.text(st.sampled_from("ab\n歪</think>"), min_size=1, max_size=9), min_size=1, max_size=6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    target=steps,
+    draft=steps,
+    rate=st.floats(0, 1),
+    seed=st.integers(0, 2**31),
+    budget=st.integers(1, 60),
+    cap=st.integers(1, 12),
+    n_ctx=st.integers(8, 60),
+    stop=st.lists(st.text(st.sampled_from("ab\n"), min_size=1, max_size=4), max_size=2),
+    thinking=st.booleans(),
+    think_budget=st.none() | st.integers(0, 20),
+    same=st.booleans(),
+)
+def test_whatever_is_written_text_counts_and_caches_agree(
+    target, draft, rate, seed, budget, cap, n_ctx, stop, thinking, think_budget, same
+):
+    loop, records = run(
+        ScriptedModel([*target, END], n_ctx=n_ctx),
+        ScriptedModel([*draft, END], n_ctx=n_ctx, vocabulary=None if same else ByteVocabulary("other")),
+        "random",
+        rate,
+        seed=seed,
+        max_tokens=budget,
+        max_step_tokens=cap,
+        stop=tuple(stop),
+        thinking=thinking,
+        think_budget=think_budget,
+    )
+    assert loop.stop_reason in ("eos", "budget", "context_full", "stop")
+    assert "".join(r.text for r in records if r.committed).encode() == loop.text.encode() or "\ufffd" in loop.text
+    assert loop.counters.n_committed_tokens <= budget
+    assert [r.index for r in records] == list(range(len(records)))
+    assert not any(s in loop.text for s in stop)
+    assert np.isfinite(loop.counters.wall_s)
+    assert replace(loop.counters).n_steps == sum(r.committed for r in records)

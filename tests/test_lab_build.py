@@ -1,0 +1,311 @@
+"""The path from a collection to probes that run, on a small made-up collection with a planted signal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from semspec_local.errors import ConfigError
+from semspec_local.lab.cluster import ExactClusterer
+from semspec_local.lab.collection import StateKind, read_collection
+from semspec_local.lab.labels import label_facts, make_labels, read_labels, write_labels
+from semspec_local.lab.split import split_by_problem
+from semspec_local.modelinfo import ModelInfo
+from semspec_local.probes import load_probe
+from semspec_local.protocols import StepStates
+
+ROOT = Path(__file__).resolve().parent.parent
+N_EMBD = {"target": 8, "draft": 6}
+LAYERS = {"target": [1, 2], "draft": [0, 1]}
+SIGNAL_LAYER = {"target": 2, "draft": 1}
+N_SAMPLES = 8
+
+
+def info(role: str) -> ModelInfo:
+    return ModelInfo(
+        architecture="llama",
+        n_layer=3,
+        n_embd=N_EMBD[role],
+        n_vocab=50,
+        name=f"Made-up {role}",
+        quantization="F16",
+        path=f"{role}.gguf",
+        fingerprint=("a" if role == "target" else "b") * 64,
+    )
+
+
+def make_collection(folder: Path, *, n_problems: int = 40, seed: int = 0) -> Path:
+    """Each model has its own odds of four meanings at a prefix; one layer's states hold the reader's odds."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    header = {
+        "version": 1,
+        "pair": "made-up",
+        "models": {role: info(role).to_dict() for role in N_EMBD},
+        "layers": LAYERS,
+        "windows": ["token"],
+        "poolings": ["mean", "last"],
+        "sampling": {"temperature": 0.6},
+        "n_samples": N_SAMPLES,
+        "data": "made up",
+        "seed": seed,
+        "prompt": {"system": ""},
+    }
+    (folder / "collection.json").write_text(json.dumps(header))
+    with (folder / "index.jsonl").open("w") as index:
+        for prefix_id in range(2 * n_problems):
+            shared = rng.dirichlet([0.5] * 4)
+            odds = {role: 0.7 * shared + 0.3 * rng.dirichlet([0.5] * 4) for role in N_EMBD}
+            written = [(role, int(rng.choice(4, p=odds[role]))) for role in N_EMBD for _ in range(N_SAMPLES)]
+            name = f"prefix-{prefix_id:06d}.safetensors"
+            save_file(tensors(rng, odds, [meaning for _, meaning in written]), folder / name)
+            samples = [
+                {"writer": role, "text": f"Meaning  {meaning}", "n_tokens": 3, "end": "boundary"}
+                for role, meaning in written
+            ]
+            line = {"prefix_id": prefix_id, "problem_id": f"p{prefix_id // 2}", "step_index": prefix_id % 2}
+            line |= {"question": "?", "prefix_text": "", "file": name, "samples": samples}
+            index.write(json.dumps(line) + "\n")
+    return folder
+
+
+def tensors(rng, odds, meanings):
+    made = {}
+    for role, n_embd in N_EMBD.items():
+        known = odds[role][meanings]
+        for layer in LAYERS[role]:
+            for pooling in ("mean", "last"):
+                states = rng.normal(size=(len(meanings), n_embd))
+                if layer == SIGNAL_LAYER[role] and pooling == "mean":
+                    states[:, 2] = 10 * known + rng.normal(scale=0.5, size=len(meanings))
+                made[f"{role}.{layer}.token.{pooling}"] = states.astype(np.float16)
+        logprob = np.log(known + 0.05) + rng.normal(scale=0.3, size=len(meanings))
+        made[f"{role}.logprob_mean"] = logprob.astype(np.float32)
+        made[f"{role}.logprob_min"] = (logprob - 1).astype(np.float32)
+        made[f"{role}.top2_share"] = rng.uniform(size=len(meanings)).astype(np.float32)
+    return made
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    folder = make_collection(tmp_path_factory.mktemp("lab") / "collection")
+    collection = read_collection(folder)
+    write_labels(make_labels(collection, ExactClusterer()), collection)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(labelled, tmp_path_factory):
+    pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
+    from semspec_local.lab.build import build_probes
+    from semspec_local.lab.train import TrainConfig
+
+    out = tmp_path_factory.mktemp("probes")
+    config = TrainConfig(hidden=(8,), learning_rate=1e-2, weight_decays=(1e-4,), max_epochs=40, patience=5)
+    report = build_probes(labelled, out, config, command="made in a test", n_resamples=100)
+    return out / "made-up", report, config
+
+
+def test_labels_are_shares_of_samples(labelled):
+    collection = read_collection(labelled)
+    labels = read_labels(collection)
+    first = collection.prefixes[0]
+    for row, sample in enumerate(first.samples):
+        for role, got in [
+            (sample.writer, labels.own_share[row]),
+            ("target", labels.target_share[row]),
+            ("draft", labels.draft_share[row]),
+        ]:
+            same = [other.text == sample.text for other in first.samples if other.writer == role]
+            assert got == sum(same) / len(same)
+    by_draft = collection.writers == "draft"
+    np.testing.assert_array_equal(labels.own_share[by_draft], labels.draft_share[by_draft])
+    facts = label_facts(collection, labels)
+    assert (facts["n_problems"], facts["n_prefixes"]) == (40, 80)
+    assert facts["draft"]["n_samples"] == 80 * N_SAMPLES
+
+
+def test_labels_of_another_index_are_refused(tmp_path):
+    folder = make_collection(tmp_path / "c", n_problems=2)
+    collection = read_collection(folder)
+    with pytest.raises(ConfigError, match="make the labels first"):
+        read_labels(collection)
+    write_labels(make_labels(collection, ExactClusterer()), collection)
+    lines = (folder / "index.jsonl").read_text().splitlines(keepends=True)
+    (folder / "index.jsonl").write_text("".join(lines[:-1]))
+    with pytest.raises(ConfigError, match="make the labels again"):
+        read_labels(read_collection(folder))
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    folder = make_collection(tmp_path / "c", n_problems=2)
+    with (folder / "index.jsonl").open("a") as index:
+        index.write('{"prefix_id": 4, "prob')
+    assert len(read_collection(folder).prefixes) == 4
+
+
+def test_a_prefix_without_steps_of_both_models_is_left_out(tmp_path):
+    folder = make_collection(tmp_path / "c", n_problems=2)
+    lines = [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
+    lines[1]["samples"] = [sample for sample in lines[1]["samples"] if sample["writer"] == "draft"]
+    (folder / "index.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    collection = read_collection(folder)
+    assert (len(collection.prefixes), collection.n_left_out) == (3, 1)
+
+
+def test_broken_collections_are_refused(tmp_path):
+    folder = make_collection(tmp_path / "c", n_problems=2)
+    index, header = (folder / "index.jsonl").read_text(), (folder / "collection.json").read_text()
+    for text, words in [
+        (index.replace("prefix-000000", "../prefix"), "plain name"),
+        (index.replace('"n_tokens"', '"n"'), "line 1: no prefix"),
+        (index.replace('"writer": "draft"', '"writer": "me"'), "neither target nor draft"),
+        (index + index, "prefix_id twice"),
+        ("", "has 0 prefixes"),
+    ]:
+        (folder / "index.jsonl").write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            read_collection(folder)
+    (folder / "index.jsonl").write_text(index)
+    for text, words in [("{}", "not the header"), (header.replace('"pair"', '"pear"'), "has no pair"), ("[", "header")]:
+        (folder / "collection.json").write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            read_collection(folder)
+
+
+def test_states_are_checked(tmp_path):
+    folder = make_collection(tmp_path / "c", n_problems=2)
+    kind = StateKind(2, "token", "mean")
+    path = folder / "prefix-000001.safetensors"
+    states = load_file(path)
+    overflowed = states["target.2.token.mean"].copy()
+    overflowed[0, 0] = np.inf
+    for change, words in [
+        ({"target.2.token.mean": overflowed}, "NaN or infinity"),
+        ({"target.2.token.mean": overflowed[:3]}, r"is \[3, 8\]; wanted \[16, 8\]"),
+    ]:
+        save_file(states | change, path)
+        with pytest.raises(ConfigError, match=words):
+            read_collection(folder).states("target", kind)
+    path.unlink()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_collection(folder).states("target", kind)
+
+
+def test_a_split_never_cuts_a_problem():
+    problems = np.array([f"p{n // 5}" for n in range(100)])
+    split = split_by_problem(problems, seed=3)
+    assert split.n_overlap == 0
+    assert (len(split.train), len(split.validation), len(split.test)) == (14, 3, 3)
+    masks = [split.mask(part, problems) for part in ("train", "validation", "test")]
+    np.testing.assert_array_equal(np.sum(masks, axis=0), 1)
+    assert split_by_problem(problems[::-1], seed=3) == split
+    assert split_by_problem(problems, seed=4) != split
+    with pytest.raises(ConfigError, match="2 problems"):
+        split_by_problem(np.array(["a", "b"]), seed=0)
+
+
+def test_training_finds_the_planted_signal(built):
+    _, report, _ = built
+    for role in ("target", "draft"):
+        found = report["probes"][role]
+        assert (found["chosen"]["layer"], found["chosen"]["pooling"]) == (SIGNAL_LAYER[role], "mean")
+        quality, constant = found["test"], found["test_constant"]
+        assert quality["r2"]["value"] > 0.2  # labels are shares of eight samples, so they are noisy
+        assert quality["mse"]["high"] < constant["mse"]["low"]
+        assert quality["r2"]["low"] < quality["r2"]["value"] < quality["r2"]["high"]
+        assert constant["spearman"]["value"] is None
+        assert len(found["sweep"]) == 2 * 2 * 2
+        assert found["onnx_parity_max_difference"] < 1e-5
+    scores = report["decision"]["scores"]
+    assert scores["target_semantic_prob"]["spearman"]["low"] > 0
+    assert scores["fewer_tokens"]["spearman"]["value"] is None  # every made-up step has three tokens
+    assert scores["target_logprob_mean"]["auroc_in_target_cluster"]["value"] > 0.6
+    assert scores["target_semantic_prob"]["auroc_in_target_cluster_minus_ratio"]["low"] is not None
+
+
+def test_the_report_says_where_the_numbers_come_from(built):
+    place, report, _ = built
+    text = (place / "report.json").read_text()
+    assert json.loads(text) == json.loads(json.dumps(report))
+    assert report["command"] == "made in a test"
+    assert report["split"]["n_problems"] == {"train": 28, "validation": 6, "test": 6}
+    assert report["split"]["n_problems_in_two_parts"] == 0
+    assert report["versions"]["torch"]
+    assert "path" not in report["models"]["target"]
+    assert str(ROOT) not in text
+    assert sorted(item.name for item in place.iterdir()) == ["draft.onnx", "report.json", "target.onnx"]
+
+
+def test_the_written_probes_run_and_know_their_facts(built, labelled):
+    place, report, _ = built
+    collection = read_collection(labelled)
+    for role in ("target", "draft"):
+        probe = load_probe(place / f"{role}.onnx", role, info(role))
+        assert probe.warnings == ()
+        spec = probe.spec
+        assert (spec.layer, spec.window, spec.pooling, spec.norm) == (SIGNAL_LAYER[role], "token", "mean", "pre")
+        assert spec.evaluation["mse"] == report["probes"][role]["test"]["mse"]["value"]
+        assert spec.training["split"]["n_problems"]["test"] == 6
+        states = collection.states(role, StateKind(spec.layer, spec.window, spec.pooling))
+        low, high = (states[np.argsort(states[:, 2])[[5, -5]]][i] for i in (0, 1))
+        assert probe.semantic_prob(StepStates(low, low[None])) < probe.semantic_prob(StepStates(high, high[None]))
+
+
+def test_the_same_seed_gives_the_same_files(built, labelled, tmp_path):
+    from semspec_local.lab.build import build_probes
+
+    place, _, config = built
+    build_probes(labelled, tmp_path, config, command="made in a test", n_resamples=100)
+    for name in ("target.onnx", "draft.onnx", "report.json"):
+        assert (tmp_path / "made-up" / name).read_bytes() == (place / name).read_bytes()
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp"])
+@pytest.mark.parametrize("loss", ["mse", "bce"])
+def test_every_head_and_loss_beats_the_constant(head, loss):
+    pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
+    from semspec_local.lab.train import Rows, TrainConfig, fit_head
+
+    rng = np.random.default_rng(1)
+    states = (rng.normal(size=(400, 5)) * [1, 1, 1e4, 1, 1] + [0, 0, 3e4, 0, 0]).astype(np.float32)
+    states[:, 4] = 7  # a constant must not divide by zero
+    labels = (1 / (1 + np.exp(-2 * states[:, 1]))).astype(np.float32)
+    config = TrainConfig(hidden=(16,), learning_rate=1e-2, loss=loss, max_epochs=60)
+    train, validation = Rows(states[:300], labels[:300]), Rows(states[300:], labels[300:])
+    fitted = fit_head(train, validation, head=head, weight_decay=1e-4, config=config)
+    assert fitted.validation_mse < 0.2 * np.var(labels)
+    np.testing.assert_allclose(fitted.predict(states[300:]), fitted.validation_probs, atol=1e-5)
+
+
+def test_training_settings_are_checked():
+    pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
+    from semspec_local.lab.train import TrainConfig
+
+    for wrong in ({"heads": ("tree",)}, {"loss": "hinge"}, {"n_threads": 0}):
+        with pytest.raises(ConfigError):
+            TrainConfig(**wrong)
+
+
+def test_the_script_labels_and_trains(tmp_path):
+    pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
+    folder = make_collection(tmp_path / "c", n_problems=8)
+
+    def run(*words):
+        command = [sys.executable, str(ROOT / "scripts" / "make_probes"), *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    early = run("train", folder)
+    assert (early.returncode, "make the labels first" in early.stderr) == (2, True)
+    assert run("label", folder, "--clusterer", "exact").returncode == 0
+    done = run("train", folder, "--out", "probes", "--head", "linear", "--max-epochs", "3")
+    assert done.returncode == 0, done.stderr
+    assert "in two parts: 0" in done.stderr
+    report = json.loads((tmp_path / "probes" / "made-up" / "report.json").read_text())
+    assert report["command"].startswith("scripts/make_probes train c --out probes")
