@@ -22,6 +22,9 @@ from .protocols import ModelStep, Role, StepModel, StepProbe
 from .steps import StepReader, carry_for
 from .trace import Origin, StepRecord, StopReason
 
+Added = dict[Role, list[int]]
+"""The token ids of one step, in each model that holds it."""
+
 
 @dataclass(frozen=True)
 class Prompts:
@@ -70,7 +73,7 @@ class Speculation:
         self._seeds = np.random.SeedSequence(check_seed(seed)).generate_state(3).tolist()
         self._rng = np.random.default_rng(self._seeds[2])
         self._force_target = False
-        self._n_records = self._n_think_tokens = 0
+        self._n_records = self._n_tokens = self._n_think_tokens = 0
         self._held: list[StepRecord] = []
 
     def __iter__(self) -> Iterator[StepRecord]:
@@ -157,7 +160,7 @@ class Speculation:
     def commit(self, candidate: Candidate, decision: Decision) -> Iterator[StepRecord]:
         """The candidate becomes part of the prefix; both caches hold it already."""
         assert candidate.read is not None and candidate.drafted.end is not None
-        added = {"draft": candidate.drafted.tokens, "target": candidate.read.tokens}
+        added: Added = {"draft": candidate.drafted.tokens, "target": candidate.read.tokens}
         record = self._record(
             "draft",
             decision.reason,
@@ -172,7 +175,7 @@ class Speculation:
     def reject(self, candidate: Candidate, decision: Decision) -> Iterator[StepRecord]:
         """Both models forget the candidate."""
         self.rollback()
-        added = {"draft": candidate.drafted.tokens}
+        added: Added = {"draft": candidate.drafted.tokens}
         if candidate.read is not None:
             added["target"] = candidate.read.tokens
         end = candidate.drafted.end or "eos"
@@ -199,7 +202,7 @@ class Speculation:
             self.rollback()
             self._end(reader.end.kind)
             return self._release_settled()
-        added = {role: step.tokens[:kept]}
+        added: Added = {role: step.tokens[:kept]}
         writer.committed += step.tokens[:kept]
         writer.rollback()
         added |= self._read_along(role, step.tokens[:kept])
@@ -255,12 +258,7 @@ class Speculation:
     @property
     def _budget(self) -> int:
         """Tokens that may still be committed."""
-        return self.config.max_tokens - self.counters.n_committed_tokens - self._n_held_tokens
-
-    @property
-    def _n_held_tokens(self) -> int:
-        held = Counters.from_steps(self._held)
-        return held.n_committed_tokens
+        return self.config.max_tokens - self._n_tokens
 
     @property
     def _think_room(self) -> int | None:
@@ -281,9 +279,9 @@ class Speculation:
         probe = self._probes.get(role)
         return probe.semantic_prob(step.states[probe.tap]) if probe is not None else None
 
-    def _read_along(self, writer: Role, tokens: Sequence[int]) -> dict[Role, list[int]]:
+    def _read_along(self, writer: Role, tokens: Sequence[int]) -> Added:
         """The other active model reads what one has written."""
-        added: dict[Role, list[int]] = {}
+        added: Added = {}
         for role, side in self._roles():
             if role != writer:
                 assert self.bridge is not None
@@ -305,7 +303,7 @@ class Speculation:
         reason: Reason,
         text: bytes,
         end: str,
-        added: Mapping[Role, Sequence[int]],
+        added: Added,
         **rest: Any,
     ) -> StepRecord:
         self._n_records += 1
@@ -321,12 +319,13 @@ class Speculation:
             **{"committed": False, **rest},
         )
 
-    def _append(self, record: StepRecord, text: bytes, added: Mapping[Role, Sequence[int]]) -> Iterator[StepRecord]:
+    def _append(self, record: StepRecord, text: bytes, added: Added) -> Iterator[StepRecord]:
         """Make a step part of the prefix, then see whether the run is over."""
         for role, tokens in added.items():
             side = self._draft if role == "draft" else self.target
             side.committed += tokens
         n_tokens = record.n_target_tokens if record.n_target_tokens is not None else record.n_draft_tokens or 0
+        self._n_tokens += n_tokens
         if self.prefix.thinking or not self.prefix.data:
             self._n_think_tokens += n_tokens
         self.prefix.data += text

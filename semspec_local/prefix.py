@@ -11,7 +11,7 @@ from .protocols import StepModel
 
 @dataclass
 class Side:
-    """One model of the run. `committed` are the ids written so far, after the prompt's; an inactive side has fallen behind."""
+    """One model of the run. `committed` are the ids after the prompt's; an inactive side has fallen behind."""
 
     model: StepModel
     prompt: Sequence[int]

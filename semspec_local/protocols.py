@@ -28,7 +28,8 @@ FloatArray = NDArray[np.float32]
 class TapPoint:
     """Where a hidden state is read: after layer `layer` (0-based), before (`pre`) or after (`post`) the final norm.
 
-    Layer N before the norm is llama.cpp's `l_out-N`, Hugging Face's `hidden_states[N + 1]`; only the last layer has a `post`.
+    Layer N before the norm is llama.cpp's `l_out-N`, Hugging Face's `hidden_states[N + 1]`; only the last layer
+    has a `post`.
     """
 
     layer: int
@@ -88,7 +89,7 @@ class Vocabulary(Protocol):
     def fingerprint(self) -> str: ...
 
     def encode(self, text: str, *, control: bool = False) -> list[int]:
-        """Ids of text that continues earlier text. Only with `control`, for text of our own, can it name control tokens."""
+        """Ids of text that continues earlier text; only with `control`, for text of ours, can it name control tokens."""
         ...
 
     def piece(self, token: int) -> bytes:

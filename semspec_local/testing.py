@@ -23,7 +23,7 @@ TAP = TapPoint(0)
 
 
 class ByteVocabulary:
-    """One token per byte. Vocabularies of different `name` count as different, so that the bridge has to encode anew."""
+    """One token per byte. Vocabularies of different `name` count as different, so the bridge encodes anew."""
 
     def __init__(self, name: str = "bytes") -> None:
         self.fingerprint = name
@@ -36,10 +36,10 @@ class ByteVocabulary:
 
 
 class ScriptedModel:
-    """A model that writes from a script: a list of strings taken in turn, or a function from the text so far to what comes next.
+    """A model that writes from a script: strings taken in turn, or a function from the text so far to what comes next.
 
-    A script that has run out ends generation. `calls` lists what was asked: ("prefill" | "propose" | "score" | "rollback", n_past
-    before the call). `logprob` is the log-probability of every token; `in_top2` whether it is among the two likeliest.
+    A script that has run out ends generation. `calls` lists what was asked: the method's name, and `n_past` before the
+    call. `logprob` is the log-probability of every token, `in_top2` whether it is among the two likeliest.
     """
 
     n_embd = 4

@@ -56,7 +56,7 @@ class Server:
     ranges: bool = True
     etag: str | None = '"one"'
     cuts: list[int] = field(default_factory=list)
-    """For each coming request, the number of bytes after which the connection is closed; -1 closes it without an answer."""
+    """For each coming request, after how many bytes the connection is closed; -1 closes it without an answer."""
     stall_at: int | None = None
     """The next request gets this many bytes, and then waits."""
     release: Event = field(default_factory=Event)

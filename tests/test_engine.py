@@ -343,6 +343,7 @@ def test_whatever_is_written_text_counts_and_caches_agree(
     assert "".join(r.text for r in records if r.committed).encode() == loop.text.encode() or "\ufffd" in loop.text
     assert loop.counters.n_committed_tokens <= budget
     assert [r.index for r in records] == list(range(len(records)))
-    assert not any(s in loop.text for s in stop)
+    if not any(r.origin == "forced" for r in records):  # text of ours is not searched for stop strings
+        assert not any(s in loop.text for s in stop)
     assert np.isfinite(loop.counters.wall_s)
     assert replace(loop.counters).n_steps == sum(r.committed for r in records)

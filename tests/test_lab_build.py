@@ -107,7 +107,7 @@ def built(labelled, tmp_path_factory):
     from semspec_local.lab.train import TrainConfig
 
     out = tmp_path_factory.mktemp("probes")
-    config = TrainConfig(hidden=(8,), learning_rate=1e-2, weight_decays=(1e-4,), max_epochs=40, patience=5)
+    config = TrainConfig(hidden=(8,), learning_rates=(1e-2,), penalties=(1e-3,), max_epochs=40, patience=5)
     report = build_probes(labelled, out, config, command="made in a test", n_resamples=100)
     return out / "made-up", report, config
 
@@ -277,9 +277,9 @@ def test_every_head_and_loss_beats_the_constant(head, loss):
     states = (rng.normal(size=(400, 5)) * [1, 1, 1e4, 1, 1] + [0, 0, 3e4, 0, 0]).astype(np.float32)
     states[:, 4] = 7  # a constant must not divide by zero
     labels = (1 / (1 + np.exp(-2 * states[:, 1]))).astype(np.float32)
-    config = TrainConfig(hidden=(16,), learning_rate=1e-2, loss=loss, max_epochs=60)
+    config = TrainConfig(hidden=(16,), loss=loss, max_epochs=60)
     train, validation = Rows(states[:300], labels[:300]), Rows(states[300:], labels[300:])
-    fitted = fit_head(train, validation, head=head, weight_decay=1e-4, config=config)
+    fitted = fit_head(train, validation, head=head, setting=1e-4 if head == "linear" else 1e-2, config=config)
     assert fitted.validation_mse < 0.2 * np.var(labels)
     np.testing.assert_allclose(fitted.predict(states[300:]), fitted.validation_probs, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""Downloads over HTTP against a real server on loopback: continue after a break, and never a half file by its final name."""
+"""Downloads over HTTP from a server on loopback: continued after a break, and never half a file by its final name."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_whole_file_is_fetched_and_recorded(home: Path, tmp_path: Path, server
     check_complete(files, home)
     assert notes.done == len(CONTENT)
     assert files.state["target"]["sha256"] == files.manifest.target.sha256
-    assert notes.said == [f"small: target 0.5 MB, 0.5 MB to download into {home / 'models' / 'small'}"]
+    assert notes.said[0] == f"small: target 0.5 MB, 0.5 MB to download into {home / 'models' / 'small'}"
 
 
 def test_a_broken_connection_is_continued_at_once(home: Path, tmp_path: Path, server: Server) -> None:
@@ -132,7 +132,7 @@ def test_a_half_file_without_etag_is_continued_and_checked_at_the_end(
     pair = url_pair(tmp_path, server)
     break_once(pair, server, home)
     half(home).write_bytes(b"x" * CUT)
-    with pytest.raises(DownloadError, match="got sha256 [0-9a-f]{64}, wanted [0-9a-f]{64}"):
+    with pytest.raises(DownloadError, match=r"got sha256 [0-9a-f]{64}, wanted [0-9a-f]{64}"):
         pull(pair)
     assert not half(home).exists()
     check_complete(pull(pair), home)

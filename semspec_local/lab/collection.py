@@ -193,8 +193,10 @@ def _read_index(path: Path, data: bytes) -> Iterator[Prefix]:
 
 
 def _read_tensor(path: Path, name: str) -> NDArray[Any]:
-    from safetensors import SafetensorError, safe_open
-
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise ConfigError("reading states needs safetensors: pip install 'semspec-local[train]'") from None
     try:
         with safe_open(str(path), framework="numpy") as file:
             return np.asarray(file.get_tensor(name))

@@ -3,7 +3,9 @@
 The paper's probes (arXiv 2602.03708) are MLPs of up to 5120-2048-512-256-1 for a 32B model and about 100,000 rows.
 Collections made on one machine have a few thousand rows of states of 900 to 1,500 numbers, so the MLP here is
 n_embd-256-64-1 with the paper's dropout of 0.3, and a linear probe competes with it (arXiv 2606.02628 found linear
-probes on middle layers enough for 4-bit models). Validation problems choose; test problems are not seen here.
+probes on middle layers enough for 4-bit models). With as few rows as weights, Adam overfits a linear
+probe within three epochs (seen on made-up data of that shape); so that one is solved to the end (L-BFGS) under an L2
+penalty. Validation problems choose; test problems are not seen here.
 """
 
 from __future__ import annotations
@@ -35,19 +37,21 @@ MIN_STD = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How probes are fitted; learning rate, loss, dropout are the paper's (see `hidden` in the module's docstring).
+    """How probes are fitted.
 
-    `loss` is taken on the share itself: `mse` (the paper's) or `bce` with the share as soft label. Each head is fitted
-    with every weight decay (coupled, as Adam has it). Training stops after `patience` epochs without a lower
-    mean squared error on the validation rows, and the best epoch's weights are kept.
+    `loss` is taken on the share itself: `mse` (the paper's) or `bce` with the share as soft label. A linear head is
+    fitted once per penalty, which multiplies the squared weights (of standardised states). An MLP is fitted once per
+    learning rate (the paper's is 1e-3) with Adam; it stops after `patience` epochs without a lower mean squared
+    error on the validation rows, and keeps the best epoch's weights.
     """
 
     heads: tuple[str, ...] = HEADS
     hidden: tuple[int, ...] = (256, 64)
     dropout: float = 0.3
     loss: Literal["mse", "bce"] = "mse"
-    learning_rate: float = 1e-3
-    weight_decays: tuple[float, ...] = (1e-4, 1e-2)
+    penalties: tuple[float, ...] = (1e-4, 4e-4, 1.6e-3, 6.4e-3, 2.56e-2, 0.1, 0.4)
+    learning_rates: tuple[float, ...] = (1e-3, 1e-4)
+    weight_decay: float = 1e-4
     batch_size: int = 64
     max_epochs: int = 200
     patience: int = 15
@@ -73,10 +77,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class FittedHead:
-    """A fitted probe as plain arrays, with `validation_probs` [n], torch's own outputs on the validation rows."""
+    """A fitted probe as plain arrays, with `validation_probs` [n], torch's own outputs on the validation rows.
+
+    `setting` is the penalty of a linear head, the learning rate of an MLP. `n_epochs` counts L-BFGS rounds or Adam
+    epochs.
+    """
 
     head: str
-    weight_decay: float
+    setting: float
     layers: tuple[Layer, ...]
     mean: FloatArray
     std: FloatArray
@@ -144,14 +152,17 @@ def train_probe(
 
 def _fit_all(train: Rows, validation: Rows, config: TrainConfig) -> list[FittedHead]:
     return [
-        fit_head(train, validation, head=head, weight_decay=weight_decay, config=config)
+        fit_head(train, validation, head=head, setting=setting, config=config)
         for head in config.heads
-        for weight_decay in config.weight_decays
+        for setting in (config.penalties if head == "linear" else config.learning_rates)
     ]
 
 
-def fit_head(train: Rows, validation: Rows, *, head: str, weight_decay: float, config: TrainConfig) -> FittedHead:
-    """Fit one head; the same rows, settings and seed give the same weights on the same machine."""
+def fit_head(train: Rows, validation: Rows, *, head: str, setting: float, config: TrainConfig) -> FittedHead:
+    """Fit one head with one penalty or learning rate.
+
+    The same rows, settings and seed give the same weights on the same machine.
+    """
     torch.set_num_threads(config.n_threads)
     mean = train.states.mean(axis=0, dtype=np.float64).astype(np.float32)
     std = train.states.std(axis=0, dtype=np.float64).astype(np.float32)
@@ -161,13 +172,16 @@ def fit_head(train: Rows, validation: Rows, *, head: str, weight_decay: float, c
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         net = _build(x.shape[1], head, config, float(train.labels.mean()))
-        n_epochs = _fit(net, x, y, x_val, y_val, weight_decay, config)
+        if head == "linear":
+            n_epochs = _solve(net, x, y, setting, config)
+        else:
+            n_epochs = _descend(net, (x, y), (x_val, y_val), setting, config)
     net.eval()
     with torch.no_grad():
         probs, val_probs = (torch.sigmoid(net(part)[:, 0]).numpy() for part in (x, x_val))
     return FittedHead(
         head,
-        weight_decay,
+        setting,
         tuple(_layers(net)),
         mean,
         std,
@@ -191,20 +205,39 @@ def _build(n_embd: int, head: str, config: TrainConfig, label_mean: float) -> An
     return nn.Sequential(*parts, last)
 
 
-def _fit(net: Any, x: Any, y: Any, x_val: Any, y_val: Any, weight_decay: float, config: TrainConfig) -> int:
+def _loss(logits: Any, labels: Any, config: TrainConfig) -> Any:
+    if config.loss == "bce":
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels)
+    return nn.functional.mse_loss(torch.sigmoid(logits), labels)
+
+
+def _solve(net: Any, x: Any, y: Any, penalty: float, config: TrainConfig) -> int:
+    """Minimise loss and penalty of a linear `net` in place; return the number of L-BFGS rounds taken."""
+    weight = net[-1].weight
+    optimizer = torch.optim.LBFGS(
+        net.parameters(), max_iter=config.max_epochs, tolerance_grad=1e-6, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = _loss(net(x)[:, 0], y, config) + penalty * weight.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return int(optimizer.state[weight]["n_iter"])
+
+
+def _descend(net: Any, train: tuple[Any, Any], validation: tuple[Any, Any], rate: float, config: TrainConfig) -> int:
     """Train `net` in place, leave it with the weights of its best epoch, and return that epoch's number."""
-    optimizer = torch.optim.Adam(net.parameters(), lr=config.learning_rate, weight_decay=weight_decay)
+    (x, y), (x_val, y_val) = train, validation
+    optimizer = torch.optim.Adam(net.parameters(), lr=rate, weight_decay=config.weight_decay)
     best_mse, best_epoch, best_state = math.inf, 0, {name: part.clone() for name, part in net.state_dict().items()}
     for epoch in range(1, config.max_epochs + 1):
         net.train()
         for rows in torch.randperm(len(x)).split(config.batch_size):
             optimizer.zero_grad()
-            logits = net(x[rows])[:, 0]
-            if config.loss == "bce":
-                loss = nn.functional.binary_cross_entropy_with_logits(logits, y[rows])
-            else:
-                loss = nn.functional.mse_loss(torch.sigmoid(logits), y[rows])
-            loss.backward()
+            _loss(net(x[rows])[:, 0], y[rows], config).backward()
             optimizer.step()
         net.eval()
         with torch.no_grad():
@@ -232,7 +265,7 @@ def _sweep_line(kind: StateKind, fitted: FittedHead) -> dict[str, Any]:
         "window": kind.window,
         "pooling": kind.pooling,
         "head": fitted.head,
-        "weight_decay": fitted.weight_decay,
+        "penalty" if fitted.head == "linear" else "learning_rate": fitted.setting,
         "n_epochs": fitted.n_epochs,
         "train_mse": fitted.train_mse,
         "validation_mse": fitted.validation_mse,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class Trunk:
 class Job:
     """One sample to be written after `trunk`; `key` is handed back with the result."""
 
-    key: object
+    key: Any
     trunk: Trunk
     reader: StepReader
     seed: int
@@ -148,7 +149,8 @@ class LlamaLanes:
         decoded = self.context.decode(
             [lane.tokens[-1] for lane in active], positions, [lane.sequence for lane in active], [True] * len(active)
         )
-        going, ended = [], []
+        going: list[_Lane] = []
+        ended: list[_Lane] = []
         for i, lane in enumerate(active):
             lane.rows.append({tap: rows[i] for tap, rows in decoded.states.items()})
             if lane.job.reader.end is None:

@@ -34,11 +34,11 @@ class Checkpoint:
 
 
 class LlamaStepModel:
-    """Implements `protocols.StepModel` on llama.cpp; owns its model and context."""
+    """Implements `protocols.StepModel` on llama.cpp; owns its context, and its model when given a path."""
 
     def __init__(
         self,
-        path: Path,
+        model: LlamaModel | Path,
         *,
         n_ctx: int,
         n_threads: int,
@@ -50,7 +50,9 @@ class LlamaStepModel:
     ) -> None:
         self._stack = ExitStack()
         with ExitStack() as stack:
-            self.model = stack.enter_context(LlamaModel(path, n_gpu_layers=n_gpu_layers))
+            if isinstance(model, Path):
+                model = stack.enter_context(LlamaModel(model, n_gpu_layers=n_gpu_layers))
+            self.model = model
             self.context = stack.enter_context(
                 LlamaContext(self.model, n_ctx=n_ctx, n_threads=n_threads, taps=taps, n_ubatch=n_ubatch)
             )

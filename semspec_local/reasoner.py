@@ -1,0 +1,284 @@
+"""From a pair of files to answers: loads models and probes, renders the question, runs the loop.
+
+Two layers: `Reasoner.start` gives step records, `Reasoner.answer` the finished result. What is wrong with the files
+is said before the first token.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .answer import final_answer
+from .config import MAX_SEED, ModelConfig, RunConfig, check_seed
+from .engine import Prompts, Speculation
+from .errors import ConfigError
+from .modelinfo import ModelInfo
+from .policy import Policy, make_policy
+from .protocols import Role, StepProbe
+from .provenance import fingerprint_file, provenance
+from .trace import StepRecord
+
+logger = logging.getLogger(__name__)
+
+ROLES: tuple[Role, ...] = ("target", "draft")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """The files of one pair, and what is known of them. `draft` is None for the target alone."""
+
+    target: Path
+    draft: Path | None = None
+    probes: Mapping[Role, Path] = field(default_factory=dict)
+    pair: str | None = None
+    system: str | None = None
+    state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """For a pulled pair, per role: where its file came from, and whether it was requantized here."""
+
+    @classmethod
+    def from_pair(cls, name: str | None = None) -> Sources:
+        """A pulled pair by name (default: the default pair), with the probes that ship for it."""
+        from .pairs import default_pair, resolve
+        from .probes import find_probe
+
+        files = resolve(name or default_pair())
+        found = {role: find_probe(files.name, role) for role in ROLES}
+        return cls(
+            target=files.target,
+            draft=files.draft,
+            probes={role: path for role, path in found.items() if path is not None},
+            pair=files.name,
+            system=files.manifest.system,
+            state=files.state,
+        )
+
+    def path(self, role: Role) -> Path | None:
+        return self.target if role == "target" else self.draft
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """A finished run. `reasoning` is None for a model that does not think."""
+
+    answer: str
+    text: str
+    reasoning: str | None
+    stop_reason: str
+    seed: int
+    usage: dict[str, int]
+    stats: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Reasoner:
+    """A loaded pair. Use it in a `with`, for one question after another."""
+
+    def __init__(self, sources: Sources, config: RunConfig | None = None, models: ModelConfig | None = None) -> None:
+        self.sources = sources
+        self.config = config or RunConfig()
+        self.models = models or ModelConfig()
+        self.policy = make_policy(self.config.policy, self.config.threshold)
+        self._check_sources()
+        self.warnings: list[str] = []
+        with ExitStack() as stack:
+            self._load(stack)
+            self._stack = stack.pop_all()
+
+    def _check_sources(self) -> None:
+        if not self.policy.drafts:
+            return
+        if self.sources.draft is None:
+            raise ConfigError(f"policy {self.policy.name} needs a draft; give one with -md, or use --policy never")
+        missing = [role for role in self._probe_roles() if role not in self.sources.probes]
+        if missing:
+            raise ConfigError(
+                f"policy {self.policy.name} needs a probe for the {' and the '.join(missing)}; "
+                f"give {' and '.join(f'--{role}-probe' for role in missing)}, "
+                "or use a policy without probes, such as loglik-ratio"
+            )
+
+    def _probe_roles(self) -> list[Role]:
+        return [role for role in ROLES if f"{role}_semantic_prob" in self.policy.needs]
+
+    def _load(self, stack: ExitStack) -> None:
+        from .llama.chat import ChatTemplate
+        from .llama.model import LlamaModel
+        from .llama.session import LlamaStepModel
+
+        self.infos: dict[Role, ModelInfo] = {}
+        self.probes: dict[Role, StepProbe] = {}
+        self._models: dict[Role, LlamaStepModel] = {}
+        self._chats: dict[Role, ChatTemplate] = {}
+        layers = {"target": self.models.n_gpu_layers, "draft": self.models.n_gpu_layers_draft}
+        for role in ROLES if self.policy.drafts else ROLES[:1]:
+            path = self.sources.path(role)
+            assert path is not None
+            model = stack.enter_context(LlamaModel(path, n_gpu_layers=layers[role]))
+            self.infos[role] = model.info()
+            if role in self._probe_roles():
+                self.probes[role] = self._probe(role, path)
+            n_ctx = min(self.models.n_ctx, model.n_ctx_train)
+            if n_ctx < self.models.n_ctx:
+                self._warn(f"the {role} was trained for {n_ctx:,} tokens of context; that is what it gets")
+            self._models[role] = stack.enter_context(
+                LlamaStepModel(
+                    model,
+                    n_ctx=n_ctx,
+                    n_threads=self.models.threads,
+                    sampling=self.config.sampling,
+                    taps=[self.probes[role].tap] if role in self.probes else [],
+                )
+            )
+            self._chats[role] = ChatTemplate(model)
+
+    def _probe(self, role: Role, model_path: Path) -> StepProbe:
+        from .probes import load_probe
+
+        info = self.infos[role]
+        # A file requantized on this machine need not equal the one made elsewhere, bit for bit.
+        if not self.sources.state.get(role, {}).get("requantized"):
+            info = replace(info, fingerprint=fingerprint_file(model_path)["sha256"])
+        probe = load_probe(self.sources.probes[role], role, info)
+        for warning in probe.warnings:
+            self._warn(warning)
+        return probe
+
+    def _warn(self, warning: str) -> None:
+        self.warnings.append(warning)
+        logger.warning("%s", warning)
+
+    # -- runs ---------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        question: str,
+        *,
+        seed: int,
+        system: str | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        config: RunConfig | None = None,
+    ) -> Speculation:
+        """A run over one question, ready to be iterated; another `config` must need no more than the loaded one."""
+        if not question.strip():
+            raise ConfigError("the question is empty; wanted some text")
+        messages = [{"role": "user", "content": question}]
+        system = self.sources.system if system is None else system
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
+        rendered = {role: chat.render(messages, template_options) for role, chat in self._chats.items()}
+        config = config or self.config
+        return Speculation(
+            Prompts(
+                target=rendered["target"].tokens,
+                draft=rendered["draft"].tokens if "draft" in rendered else (),
+                thinking=rendered["target"].thinking,
+            ),
+            target=self._models["target"],
+            draft=self._models.get("draft"),
+            policy=self._policy_for(config),
+            config=config,
+            probes=self.probes,
+            seed=check_seed(seed),
+        )
+
+    def _policy_for(self, config: RunConfig) -> Policy:
+        policy = make_policy(config.policy, config.threshold)
+        if policy.drafts and not self.policy.drafts:
+            raise ConfigError(f"policy {policy.name} needs a draft, and none was loaded for {self.policy.name}")
+        missing = [role for role in ROLES if f"{role}_semantic_prob" in policy.needs and role not in self.probes]
+        if missing:
+            raise ConfigError(f"policy {policy.name} needs probes, and none were loaded for {self.policy.name}")
+        return policy
+
+    def answer(self, question: str, *, seed: int | None = None, **options: Any) -> RunResult:
+        """Run one question to its end; `seed` None chooses one, which the result names."""
+        seed = new_seed() if seed is None else seed
+        speculation = self.start(question, seed=seed, **options)
+        records = list(speculation)
+        return result_of(speculation, records, seed)
+
+    def header(self, question: str, *, seed: int, argv: list[str] | None = None) -> dict[str, Any]:
+        """What a trace says of the run before its first step."""
+        return {
+            "provenance": provenance(argv),
+            "seed": seed,
+            "question": question,
+            "policy": self.policy.name,
+            "threshold": self.policy.threshold,
+            "config": asdict(self.config),
+            "models_config": asdict(self.models),
+            "pair": self.sources.pair,
+            "models": {role: self._facts(role) for role in self._models},
+            "probes": {role: fingerprint_file(self.sources.probes[role]) for role in self.probes},
+            "warnings": self.warnings,
+        }
+
+    def _facts(self, role: Role) -> dict[str, Any]:
+        path = self.sources.path(role)
+        assert path is not None
+        facts = asdict(self.infos[role]) | {"path": path.name, "fingerprint": fingerprint_file(path)["sha256"]}
+        state = self.sources.state.get(role, {})
+        return facts | {"requantized": state.get("requantized"), "source_sha256": state.get("source_sha256")}
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Reasoner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def new_seed() -> int:
+    """A seed nobody chose."""
+    return secrets.randbelow(MAX_SEED + 1)
+
+
+def result_of(speculation: Speculation, records: list[StepRecord], seed: int) -> RunResult:
+    """The result of a run that has ended, or was interrupted."""
+    counters = speculation.counters
+    reasoning, rest = speculation.prefix.split()
+    n_tokens = counters.n_committed_tokens
+    return RunResult(
+        answer=final_answer(rest),
+        text=speculation.text,
+        reasoning=reasoning,
+        stop_reason=speculation.stop_reason or "interrupted",
+        seed=seed,
+        usage={
+            "prompt_tokens": counters.n_prompt_tokens,
+            "completion_tokens": n_tokens,
+            "total_tokens": counters.n_prompt_tokens + n_tokens,
+        },
+        stats=stats_of(speculation, records),
+    )
+
+
+def stats_of(speculation: Speculation, records: list[StepRecord]) -> dict[str, Any]:
+    """Counters, rates, and the range of the semantic probabilities; None for what is unknown."""
+    counters = speculation.counters
+    fields = {name: value for name, value in vars(counters).items() if not name.startswith("_")}
+    return {
+        **fields,
+        "n_committed_tokens": counters.n_committed_tokens,
+        **counters.rates(),
+        "policy": speculation.policy.name,
+        "threshold": speculation.policy.threshold,
+        "speculated": counters.n_proposed_steps > 0,
+        "draft_semantic_prob_range": _range(records, "draft_semantic_prob"),
+        "target_semantic_prob_range": _range(records, "target_semantic_prob"),
+    }
+
+
+def _range(records: list[StepRecord], name: str) -> list[float] | None:
+    values = [value for record in records if (value := getattr(record, name)) is not None]
+    return [min(values), max(values)] if values else None
