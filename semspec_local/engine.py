@@ -21,6 +21,7 @@ from .prefix import Prefix, Side
 from .protocols import ModelStep, Role, StepModel, StepProbe
 from .steps import StepReader, carry_for
 from .trace import Origin, StepRecord, StopReason
+from .waiting import WaitingRecords
 
 Added = dict[Role, list[int]]
 """The token ids of one step, in each model that holds it."""
@@ -65,16 +66,15 @@ class Speculation:
         self.policy, self.config, self._clock = policy, config, clock
         self.target = Side(target, prompts.target)
         self.draft = Side(draft, prompts.draft) if draft is not None and policy.drafts else None
-        self.bridge = Bridge(draft.vocabulary, target.vocabulary) if draft is not None else None
+        self.bridge = Bridge(self.draft.model.vocabulary, target.vocabulary) if self.draft is not None else None
         self.prefix = Prefix(opened=prompts.thinking)
         self.counters = Counters(n_prompt_tokens=len(prompts.target))
         self.stop_reason: StopReason | None = None
         self._probes = dict(probes or {})
         self._seeds = np.random.SeedSequence(check_seed(seed)).generate_state(3).tolist()
         self._rng = np.random.default_rng(self._seeds[2])
-        self._force_target = False
         self._n_records = self._n_tokens = self._n_think_tokens = 0
-        self._held: list[StepRecord] = []
+        self._waiting = WaitingRecords(config.stop)
 
     def __iter__(self) -> Iterator[StepRecord]:
         start = self._clock()
@@ -91,7 +91,7 @@ class Speculation:
                     yield from self.reject(candidate, decision)
                     reason = decision.reason if decision.reason == "forced_target" else "rejected"
                 yield from self.close_thinking() if reason == "think_budget" else self.write(reason)
-            yield from self._release()
+            yield from self._release(self._waiting.release_all())
         finally:
             self.rollback()
             self.counters.wall_s = self._clock() - start
@@ -161,15 +161,9 @@ class Speculation:
         """The candidate becomes part of the prefix; both caches hold it already."""
         assert candidate.read is not None and candidate.drafted.end is not None
         added: Added = {"draft": candidate.drafted.tokens, "target": candidate.read.tokens}
-        record = self._record(
-            "draft",
-            decision.reason,
-            candidate.text,
-            candidate.drafted.end,
-            added,
-            committed=True,
-            **_verdict(candidate, decision),
-        )
+        verdict = _verdict(candidate, decision)
+        end = candidate.drafted.end
+        record = self._record("draft", decision.reason, candidate.text, end, added, committed=True, **verdict)
         return self._append(record, candidate.text, added)
 
     def reject(self, candidate: Candidate, decision: Decision) -> Iterator[StepRecord]:
@@ -180,8 +174,8 @@ class Speculation:
             added["target"] = candidate.read.tokens
         end = candidate.drafted.end or "eos"
         verdict = _verdict(candidate, decision)
-        self._held.append(self._record("draft", decision.reason, candidate.text, end, added, **verdict))
-        return self._release_settled()
+        self._waiting.add(self._record("draft", decision.reason, candidate.text, end, added, **verdict))
+        return self._release(self._waiting.release(self.prefix.data))
 
     def write(self, reason: Reason) -> Iterator[StepRecord]:
         """The target (or, in the answer, whom the configuration names) writes a step; the other model reads it."""
@@ -195,20 +189,16 @@ class Speculation:
         written = self._clock()
         kept, text = _kept(step, reader, writer)
         assert reader.end is not None
-        n_before = reader.end.n_bytes if reader.end.kind == "stop" else 0
-        if n_before < 0:  # the stop string began in an earlier step
-            self._cut(len(self.prefix.data) + n_before)
+        if reader.end.n_bytes < 0:  # a stop string that began in an earlier step
+            self._cut(-reader.end.n_bytes)
         if not kept:
             self.rollback()
             self._end(reader.end.kind)
-            return self._release_settled()
-        added: Added = {role: step.tokens[:kept]}
-        writer.committed += step.tokens[:kept]
-        writer.rollback()
-        added |= self._read_along(role, step.tokens[:kept])
+            return self._release(self._waiting.release(self.prefix.data))
+        added: Added = {role: step.tokens[:kept], **self._read_along(role, step.tokens[:kept])}
         times = {"write_s": written - start, "read_s": self._clock() - written}
         record = self._record(role, reason, text, reader.end.kind, added, committed=True, **times)
-        return self._append(record, text, {})
+        return self._append(record, text, added)
 
     def close_thinking(self) -> Iterator[StepRecord]:
         """The thinking budget is used up: the closing tag is written for the model."""
@@ -220,7 +210,7 @@ class Speculation:
         elif any(len(added[role]) > side.room for role, side in self._roles()):
             self.stop_reason = "context_full"
         if self.stop_reason is not None:
-            return self._release_settled()
+            return self._release(self._waiting.release(self.prefix.data))
         for role, side in self._roles():
             side.model.score(added[role])
         times = {"read_s": self._clock() - start}
@@ -293,19 +283,10 @@ class Speculation:
                     side.active = False
                 elif carried:
                     side.model.score(carried)
-                    side.committed += carried
                     added[role] = carried
         return added
 
-    def _record(
-        self,
-        origin: Origin,
-        reason: Reason,
-        text: bytes,
-        end: str,
-        added: Added,
-        **rest: Any,
-    ) -> StepRecord:
+    def _record(self, origin: Origin, reason: Reason, text: bytes, end: str, added: Added, **rest: Any) -> StepRecord:
         self._n_records += 1
         return StepRecord(
             index=self._n_records - 1,
@@ -330,12 +311,12 @@ class Speculation:
             self._n_think_tokens += n_tokens
         self.prefix.data += text
         self.prefix.n_steps += 1
-        self._held.append(record)
+        self._waiting.add(record)
         self.rollback()  # what a stop string cut off the last token's end
         if self.counters.ttft_s is None:
             self.counters.ttft_s = self._clock() - self._start
         self._end(record.end)
-        return self._release_settled()
+        return self._release(self._waiting.release(self.prefix.data))
 
     def _end(self, kind: str) -> None:
         """Set the stop reason when the run is over."""
@@ -348,43 +329,18 @@ class Speculation:
         elif min(side.room for side in self._sides() if side.active) <= 0:
             self.stop_reason = "context_full"
 
-    # -- records wait while a stop string may have begun in them --------------------------------------
-
-    def _release_settled(self) -> Iterator[StepRecord]:
-        marks = [stop.encode() for stop in self.config.stop]
-        if any(self.prefix.data.endswith(mark[:n]) for mark in marks for n in range(1, len(mark))):
-            return iter(())
-        return self._release()
-
-    def _release(self) -> Iterator[StepRecord]:
-        held, self._held = self._held, []
-        for record in held:
+    def _release(self, records: list[StepRecord]) -> Iterator[StepRecord]:
+        for record in records:
             self.counters.add(record)
-        return iter(held)
+        return iter(records)
 
     def _cut(self, n_bytes: int) -> None:
-        """A stop string began at this byte of the committed text: shorten the waiting records, text and tokens."""
-        excess = len(self.prefix.data) - n_bytes
-        self.prefix.data = self.prefix.data[:n_bytes]
-        counts = {role: len(side.committed) for role, side in self._roles()}
+        """A stop string began this many bytes before the end of the committed text: take them and their tokens off."""
+        self.prefix.data = self.prefix.data[: len(self.prefix.data) - n_bytes]
+        n_before = {role: len(side.committed) for role, side in self._roles()}
         for _, side in self._roles():
-            side.cut(n_bytes)
-        dropped = {role: counts[role] - len(side.committed) for role, side in self._roles()}
-        for i in reversed(range(len(self._held))):
-            record = self._held[i]
-            if not record.committed or not excess:
-                continue
-            text = record.text.encode()
-            kept = max(0, len(text) - excess)
-            excess -= len(text) - kept
-            changes: dict[str, Any] = {"text": text[:kept].decode("utf-8", errors="replace"), "end": "stop"}
-            for role in dropped:
-                n = getattr(record, f"n_{role}_tokens")
-                if n is not None:
-                    taken = min(n, dropped[role])
-                    dropped[role] -= taken
-                    changes[f"n_{role}_tokens"] = n - taken
-            self._held[i] = replace(record, **changes)
+            side.cut(len(self.prefix.data))
+        self._waiting.cut(n_bytes, {role: n_before[role] - len(side.committed) for role, side in self._roles()})
 
 
 def _kept(step: ModelStep, reader: StepReader, side: Side) -> tuple[int, bytes]:

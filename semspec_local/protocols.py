@@ -89,7 +89,7 @@ class Vocabulary(Protocol):
     def fingerprint(self) -> str: ...
 
     def encode(self, text: str, *, control: bool = False) -> list[int]:
-        """Ids of text that continues earlier text; only with `control`, for text of ours, can it name control tokens."""
+        """Ids of text that continues earlier text; with `control`, for text of ours, it may name control tokens."""
         ...
 
     def piece(self, token: int) -> bytes:

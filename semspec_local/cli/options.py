@@ -75,18 +75,15 @@ def configs(values: Mapping[str, Any]) -> tuple[RunConfig, ModelConfig]:
     return take(RunConfig, values, sampling=take(SamplingConfig, values)), take(ModelConfig, values)
 
 
-class JsonObject(click.ParamType[dict[str, Any]]):
-    """A JSON object on the command line."""
-
-    name = "json"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return value
-        try:
-            found = json.loads(value)
-        except ValueError as error:
-            self.fail(f"{value!r} is not JSON ({error}); wanted an object such as '{{\"enable_thinking\": false}}'")
-        if not isinstance(found, dict):
-            self.fail(f"{value!r} is not a JSON object; wanted one such as '{{\"enable_thinking\": false}}'")
-        return found
+def json_object(_ctx: click.Context, param: click.Parameter, value: str | None) -> dict[str, Any] | None:
+    """A callback for an option whose value is a JSON object."""
+    if value is None:
+        return None
+    example = '{"enable_thinking": false}'
+    try:
+        found = json.loads(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not JSON ({error}); wanted an object such as {example}") from error
+    if not isinstance(found, dict):
+        raise click.BadParameter(f"{value!r} is not a JSON object; wanted one such as {example}")
+    return found

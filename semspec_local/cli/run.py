@@ -14,11 +14,12 @@ import click
 
 from ..config import ModelConfig, RunConfig, SamplingConfig, check_seed
 from ..errors import ConfigError
+from ..policy import make_policy
 from ..protocols import Role
 from ..reasoner import ROLES, Reasoner, RunResult, Sources, new_seed, result_of
 from ..trace import RunSummary, StepRecord, TraceWriter
 from . import INTERRUPTED, show
-from .options import JsonObject, config_options, configs
+from .options import config_options, configs, json_object
 
 _FILE = click.Path(path_type=Path)
 
@@ -39,7 +40,9 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("-s", "--seed", type=int, help="Seed of all random choices; 0 is a seed. Default: a new one, printed.")
 @click.option("-sys", "--system", help="The system message. Default: the pair's own; '' for none.")
-@click.option("--template-kwargs", type=JsonObject(), help="Variables for the chat template, a JSON object.")
+@click.option(
+    "--template-kwargs", metavar="JSON", callback=json_object, help="Variables for the chat template, a JSON object."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line at the end instead of the text.")
 @click.option("--trace", "trace_file", type=_FILE, help="Write a trace of every step to this file (JSONL).")
 @click.option("--stats", is_flag=True, help="Print all counters and rates as JSON to standard error.")
@@ -55,14 +58,16 @@ def run(**options: Any) -> int:
     _set_verbosity(options["quiet"], options["verbose"])
     _fold_ratio_floor(options)
     config, models = configs(options)
+    make_policy(config.policy, config.threshold)  # an unknown one is said before any file is looked for
     seed = new_seed() if options["seed"] is None else check_seed(options["seed"])
     question = _question(options["question"], options["question_file"])
     with ExitStack() as stack:
-        trace = stack.enter_context(TraceWriter(options["trace_file"])) if options["trace_file"] else None
         reasoner = stack.enter_context(Reasoner(_sources(options), config, models))
         speculation = reasoner.start(
             question, seed=seed, system=options["system"], template_options=options["template_kwargs"]
         )
+        # Only now: a run that cannot start does not replace the trace of an earlier one.
+        trace = stack.enter_context(TraceWriter(options["trace_file"])) if options["trace_file"] else None
         if trace:
             trace.header(reasoner.header(question, seed=seed))
         records, interrupted = _stream(speculation, trace, options)
@@ -105,12 +110,12 @@ def _question(text: str | None, file: Path | None) -> str:
         else:
             assert text is not None
             found = sys.stdin.read() if text == "-" else text
+        found.encode()  # standard input and arguments may carry bytes that are not UTF-8
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{file or 'standard input'} is not UTF-8 text ({error.reason} at byte {error.start})"
-        ) from error
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        source = file or ("standard input" if text == "-" else "the question")
+        raise ConfigError(f"{source} is not UTF-8 text ({error.reason} at position {error.start})") from error
     if not found.strip():
         raise ConfigError("the question is empty; wanted some text")
     return found.strip()

@@ -80,6 +80,11 @@ def read_problems(path: Path, limit: int, offset: int = 0) -> list[Problem]:
     return problems
 
 
+def middle_layers(n_layer: int) -> tuple[int, ...]:
+    """Four layers from the middle up; the last layer is left out, for it is only computed for output tokens."""
+    return tuple(sorted({round(n_layer * 0.5), round(n_layer * 0.7), round(n_layer * 0.85), n_layer - 2}))
+
+
 class Collector:
     """Fills one collection folder; run it again with the same settings to go on where it stopped."""
 
@@ -103,7 +108,7 @@ class Collector:
             path,
             n_lanes=config.n_lanes,
             n_trunks=24,
-            n_cells=16384,
+            n_ctx=1024,
             n_threads=config.n_threads,
             sampling=config.sampling,
             taps=[TapPoint(layer) for layer in layers],
@@ -144,20 +149,25 @@ class Collector:
 
     # -- the run ------------------------------------------------------------------------------------
 
-    def run(self, problems: Sequence[Problem], *, n_group: int = 12) -> Iterator[int]:
-        """Collect every prefix not stored yet; yields the number stored after each group of `n_group` problems."""
+    def run(self, problems: Sequence[Problem], *, n_group: int = 24) -> Iterator[tuple[int, int]]:
+        """Collect what is not stored yet; yields how many prefixes are, and how many are new, after each group.
+
+        The first prefix of every problem comes before the second of any, so that a run cut short has many problems.
+        """
         done = {row["prefix_id"] for row in _read_lines(self.folder / "index.jsonl")}
-        for start in range(0, len(problems), n_group):
-            group = list(problems[start : start + n_group])
-            prefixes = self._prefixes(group, start)
-            waiting = [prefix for prefix in prefixes if prefix.prefix_id not in done]
-            if waiting:
-                self._collect_group(waiting)
-                done |= {prefix.prefix_id for prefix in waiting}
-            yield len(done)
+        n_new = 0
+        for k in range(self.config.n_prefixes):
+            for start in range(0, len(problems), n_group):
+                prefixes = self._prefixes(problems[start : start + n_group], start)
+                waiting = [p for p in prefixes if p.prefix_id % self.config.n_prefixes == k and p.prefix_id not in done]
+                if waiting:
+                    self._collect_group(waiting)
+                    done |= {prefix.prefix_id for prefix in waiting}
+                    n_new += len(waiting)
+                    yield len(done), n_new
 
     def _prefixes(self, problems: Sequence[Problem], start: int) -> list[_Prefix]:
-        """Solutions by the target, cut at step boundaries; solutions are stored, so that a rerun has the same prefixes."""
+        """Places in solutions by the target; the solutions are stored, so that a rerun has the same prefixes."""
         path = self.folder / "solutions.jsonl"
         stored = {row["problem_id"]: row["tokens"] for row in _read_lines(path)}
         missing = [problem for problem in problems if problem.problem_id not in stored]

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jinja2
-from jinja2 import meta
-from jinja2.exceptions import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import meta, nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ..config import THINK_CLOSE, THINK_OPEN
+from ..config import THINK_OPEN
 from ..errors import ConfigError
 from .model import LlamaModel
 from .vocabulary import Span
@@ -43,22 +44,26 @@ class ChatTemplate:
         self._source = model.chat_template
         self._bos = self._special(model, "bos")
         self._eos = self._special(model, "eos")
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined, extensions=[loopcontrols]
+        environment = _Sandbox(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=jinja2.ChainableUndefined,
+            extensions=[loopcontrols, _GenerationTag],
         )
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+        environment.filters["tojson"] = _to_json
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         environment.globals["raise_exception"] = _refuse
         self._environment = environment
         try:
             self._template = environment.from_string(self._source) if self._source else None
-        except TemplateError as error:
-            raise ConfigError(f"the chat template of {model.path.name} cannot be read: {error}") from error
+        except Exception as error:  # Python's compiler too may refuse what a template becomes
+            raise ConfigError(f"the chat template of {model.path.name} cannot be read: {_line(error)}") from error
 
     @staticmethod
     def _special(model: LlamaModel, kind: str) -> str:
         token = model.meta(f"tokenizer.ggml.{kind}_token_id")
-        return model.vocabulary.text(int(token)) if token is not None and token.isdigit() else ""
+        is_known = token is not None and token.isdecimal() and int(token) < model.vocabulary.n_tokens
+        return model.vocabulary.text(int(token)) if token is not None and is_known else ""
 
     def render(self, messages: Sequence[Message], options: Mapping[str, Any] | None = None) -> Prompt:
         """The prompt for `messages`, ready for the assistant to go on; ConfigError when the template refuses them.
@@ -76,32 +81,64 @@ class ChatTemplate:
                 "the chat template leaves out or repeats a message; this combination of roles does not fit it"
             )
         text, spans = _fill(text, {name: message["content"].strip() for name, message in zip(names, messages)})
+        end_of_template = text[max((end for _, end in spans), default=0) :]
         return Prompt(
             text=text,
             tokens=self._vocabulary.encode_prompt(text, spans),
-            thinking=text.rstrip().endswith(THINK_OPEN) and not text.rstrip().endswith(THINK_CLOSE),
+            thinking=end_of_template.rstrip().endswith(THINK_OPEN),
         )
 
     def _rendered(self, messages: list[dict[str, str]], options: dict[str, Any]) -> str:
         if self._template is None:
             return "\n\n".join(message["content"] for message in messages) + "\n\n"
+        variables = {"bos_token": self._bos, "eos_token": self._eos, "add_generation_prompt": True}
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=True, bos_token=self._bos, eos_token=self._eos, **options
-            )
+            return self._template.render(tools=None, documents=None, **variables, messages=messages, **options)
         except TemplateError as error:
-            raise ConfigError(f"the chat template refuses these messages: {error}") from error
+            raise ConfigError(f"the chat template refuses these messages: {_line(error)}") from error
         except Exception as error:  # a template is a program of somebody else's, it may fail in any way
-            raise ConfigError(f"the chat template fails on these messages: {type(error).__name__}: {error}") from error
+            raise ConfigError(
+                f"the chat template fails on these messages: {type(error).__name__}: {_line(error)}"
+            ) from error
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
-        known = meta.find_undeclared_variables(self._environment.parse(self._source or ""))
-        unknown = sorted(set(options) - known)
-        if unknown:
+        if not options:
+            return
+        used = meta.find_undeclared_variables(self._environment.parse(self._source or ""))
+        known = used - _GIVEN - set(self._environment.globals)
+        if unknown := sorted(set(options) - known):
             raise ConfigError(
-                f"the chat template does not use {', '.join(unknown)}; it knows: "
-                f"{', '.join(sorted(known - {'messages', 'add_generation_prompt', 'bos_token', 'eos_token'})) or 'no options'}"
+                f"the chat template has no option {', '.join(unknown)}; it knows: {', '.join(sorted(known)) or 'none'}"
             )
+
+
+_GIVEN = {"messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "documents"}
+"""What every template gets, so it is not for `options`. Templates expect `tools` and `documents`, None when unused."""
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Refuses an unsafe attribute at once, where jinja2 would go on with an undefined value."""
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
+        raise SecurityError(f"it reaches for {attribute!r} of a {type(obj).__name__}")
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's part for training; here it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - so declared by jinja2
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(value: Any, **options: Any) -> str:
+    return json.dumps(value, **{"ensure_ascii": False, **options})
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _refuse(message: str) -> None:

@@ -17,7 +17,7 @@ from ..errors import DecodeError, ModelError
 from ..protocols import FloatArray, TapPoint
 from .logs import first_complaint, forget_complaints
 from .model import LlamaModel
-from .native import C
+from .native import C, HeldInterrupt
 from .taps import LayerTaps
 
 N_UBATCH = 512
@@ -31,8 +31,8 @@ _PARTIAL_ONLY = 1
 class Decoded:
     """What one decode left behind: the logits of the output tokens, and the states of all tokens per tap.
 
-    `logits` float32 [n_outputs, n_vocab] is a copy when `decode` ran in chunks, otherwise llama.cpp's own buffer, valid until
-    the next decode. `states` float32 [n_tokens, n_embd] per tap.
+    `logits` float32 [n_outputs, n_vocab] is a copy when `decode` ran in chunks, otherwise llama.cpp's own buffer, valid
+    until the next decode. `states` float32 [n_tokens, n_embd] per tap.
     """
 
     logits: FloatArray
@@ -40,7 +40,7 @@ class Decoded:
 
 
 class LlamaContext:
-    """A context of `model`; close it before the model."""
+    """A context of `model`, for `n_seq_max` sequences of `n_ctx` tokens each; close it before the model."""
 
     def __init__(
         self,
@@ -63,18 +63,19 @@ class LlamaContext:
             else None
         )
         self._stack = ExitStack()
-        self._interrupt: BaseException | None = None
+        self._held: HeldInterrupt | None = None
         self._abort_callback = C.ggml_abort_callback(self._should_abort)
         parameters = C.llama_context_default_params()
-        parameters.n_ctx, parameters.n_seq_max = n_ctx, n_seq_max
+        parameters.n_ctx, parameters.n_seq_max = n_ctx * n_seq_max, n_seq_max
         parameters.n_batch, parameters.n_ubatch = self.n_batch, min(n_ubatch, self.n_batch)
         parameters.n_threads = parameters.n_threads_batch = n_threads
         parameters.swa_full = True  # a sliding window kept whole can be cut anywhere
-        parameters.kv_unified = True  # sequences share a prefix, and tokens keep their order inside a batch
+        parameters.kv_unified = False  # a sequence attends to its own cells, not to those of all
         if self.taps:
             parameters.cb_eval = self.taps.callback
         forget_complaints()
-        self.handle: Any = C.llama_init_from_model(model.handle, parameters)
+        with HeldInterrupt() as held:  # llama.cpp logs, and the log is a callback
+            self.handle: Any = C.llama_init_from_model(model.handle, parameters)
         if not self.handle:
             raise ModelError(
                 f"llama.cpp cannot make a context of {n_ctx:,} tokens for {model.path.name}: "
@@ -86,6 +87,7 @@ class LlamaContext:
         self._memory = C.llama_get_memory(self.handle)
         with ExitStack() as on_error:
             on_error.callback(self.close)
+            held.check()
             self._arrays = self._batch_arrays()
             self._check_taps()
             self.can_trim = self._probe_trim()
@@ -94,11 +96,9 @@ class LlamaContext:
     def _batch_arrays(self) -> tuple[Any, ...]:
         """NumPy views of the batch's token, position, sequence and output columns."""
         batch, shape = self._batch, (self.n_batch,)
-        sequences = (C.llama_seq_id * self.n_batch)()
         for i in range(self.n_batch):
             batch.n_seq_id[i] = 1
             batch.seq_id[i][0] = 0
-        self._sequences = sequences
         as_array = np.ctypeslib.as_array
         return (as_array(batch.token, shape), as_array(batch.pos, shape), as_array(batch.logits, shape))
 
@@ -118,10 +118,7 @@ class LlamaContext:
         n = len(tokens)
         if outputs is None:
             outputs = [False] * (n - 1) + [True]
-        if self.taps and self.taps.needs_all_outputs:
-            flags = [True] * n
-        else:
-            flags = list(outputs)
+        flags = [True] * n if self.taps and self.taps.needs_all_outputs else list(outputs)
         logits: list[FloatArray] = []
         states: list[dict[TapPoint, FloatArray]] = []
         for start in range(0, n, self.n_batch):
@@ -157,16 +154,13 @@ class LlamaContext:
     def _run(self) -> None:
         """llama_decode on the filled batch; Ctrl-C aborts a long one."""
         abortable = self._batch.n_tokens >= _ABORTABLE
-        if abortable:
-            self._interrupt = None
-            C.llama_set_abort_callback(self.handle, self._abort_callback, None)
-        try:
+        with HeldInterrupt() as self._held:
+            if abortable:
+                C.llama_set_abort_callback(self.handle, self._abort_callback, None)
             status = C.llama_decode(self.handle, self._batch)
-        finally:
             if abortable:
                 C.llama_set_abort_callback(self.handle, C.ggml_abort_callback(), None)
-        if abortable and self._interrupt is not None:
-            raise self._interrupt
+        self._held.check()
         if self.taps:
             self.taps.raise_stored()
         if status == 1:
@@ -175,12 +169,8 @@ class LlamaContext:
             raise DecodeError(f"llama.cpp could not evaluate {self._batch.n_tokens} tokens (status {status})")
 
     def _should_abort(self, _data: Any) -> bool:
-        # Python delivers Ctrl-C between two of its own instructions: being called is what lets it arrive.
-        try:
-            return self._interrupt is not None
-        except BaseException as error:  # KeyboardInterrupt lands here
-            self._interrupt = error
-            return True
+        # Python runs signal handlers between two of its own instructions: being called is what lets Ctrl-C arrive.
+        return self._held is not None and self._held.error is not None
 
     # -- memory -------------------------------------------------------------------------------------
 
@@ -191,10 +181,11 @@ class LlamaContext:
         """Drop the cells of a sequence from position `n_past` on; False when this memory cannot do it."""
         if not C.llama_memory_seq_rm(self._memory, sequence, n_past, -1):
             return False
-        # A sliding window answers True even when the cells that the kept tokens look back to are gone.
+        # A sliding window answers True even when the cells that the kept tokens look back to are gone; with no cell
+        # left at all, its first is -1.
         first = int(C.llama_memory_seq_pos_min(self._memory, sequence))
         window = int(C.llama_model_n_swa(self.model.handle))
-        return n_past == 0 or window == 0 or first <= 0 or first < n_past - window
+        return n_past == 0 or window == 0 or first == 0 or 0 < first < n_past - window
 
     def copy(self, source: int, destination: int) -> None:
         """Let another sequence share all cells of `source`."""
@@ -205,7 +196,7 @@ class LlamaContext:
         size = C.llama_state_seq_get_size_ext(self.handle, sequence, _PARTIAL_ONLY)
         buffer = (ctypes.c_uint8 * size)()
         written = C.llama_state_seq_get_data_ext(self.handle, buffer, size, sequence, _PARTIAL_ONLY)
-        return bytes(buffer[:written])
+        return ctypes.string_at(buffer, written)
 
     def load_state(self, state: bytes, sequence: int = 0) -> bool:
         """Put back what `save_state` returned; False when llama.cpp refuses it."""

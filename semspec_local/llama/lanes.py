@@ -1,7 +1,7 @@
 """Many sequences in one context, for making probe data: write samples of a prefix, or read given texts after it.
 
-A *trunk* is an evaluated prefix; a *lane* is a sequence that shares a trunk's cells and goes on from there. A free lane takes the
-next job at once, so the batch stays full. Knows nothing of problems or files.
+A *trunk* is an evaluated prefix; a *lane* is a sequence that begins with a copy of a trunk and goes on from there.
+A free lane takes the next job at once, so the batch stays full. Knows nothing of problems or files.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from ..steps import StepReader
 from .context import LlamaContext
 from .model import LlamaModel
 from .sampling import LlamaSampler, in_top2, log_probs
-
-_READ_BATCH = 256  # tokens whose logits are held at once: 256 x 151,936 x 4 bytes are 156 MB
-
 
 @dataclass(frozen=True)
 class Trunk:
@@ -56,7 +53,7 @@ class _Lane:
 
 
 class LlamaLanes:
-    """`n_lanes` sequences that write or read at once, over up to `n_trunks` prefixes in `n_cells` cells."""
+    """`n_lanes` sequences that write at once, over up to `n_trunks` prefixes; each of at most `n_ctx` tokens in all."""
 
     def __init__(
         self,
@@ -64,7 +61,7 @@ class LlamaLanes:
         *,
         n_lanes: int,
         n_trunks: int,
-        n_cells: int,
+        n_ctx: int,
         n_threads: int,
         sampling: SamplingConfig,
         taps: Sequence[TapPoint] = (),
@@ -73,7 +70,7 @@ class LlamaLanes:
             self.model = stack.enter_context(LlamaModel(path))
             self.context = stack.enter_context(
                 LlamaContext(
-                    self.model, n_ctx=n_cells, n_threads=n_threads, taps=taps, n_seq_max=n_lanes + n_trunks, n_batch=512
+                    self.model, n_ctx=n_ctx, n_threads=n_threads, taps=taps, n_seq_max=n_lanes + n_trunks, n_batch=1024
                 )
             )
             vocabulary = self.model.vocabulary
@@ -84,7 +81,7 @@ class LlamaLanes:
             for sampler in self._samplers:
                 stack.callback(sampler.close)
             self._stack = stack.pop_all()
-        self._free_lanes = list(range(n_lanes))
+        self._free_lanes = list(reversed(range(n_lanes)))
         self._free_trunks = list(range(n_lanes, n_lanes + n_trunks))
 
     # -- trunks -------------------------------------------------------------------------------------
@@ -145,6 +142,8 @@ class LlamaLanes:
 
     def _advance(self, active: list[_Lane]) -> tuple[list[_Lane], list[_Lane]]:
         """One decode: each lane's newest token; then the next token of every lane that goes on."""
+        # llama.cpp evaluates neighbouring sequences together, in the order of their numbers.
+        active = sorted(active, key=lambda lane: lane.sequence)
         positions = [len(lane.job.trunk.tokens) + len(lane.tokens) - 1 for lane in active]
         decoded = self.context.decode(
             [lane.tokens[-1] for lane in active], positions, [lane.sequence for lane in active], [True] * len(active)
@@ -161,7 +160,7 @@ class LlamaLanes:
 
     def _finish(self, lane: _Lane) -> ModelStep:
         self.context.trim(0, lane.sequence)
-        self._free_lanes.append(lane.sequence)
+        self._free_lanes = sorted([*self._free_lanes, lane.sequence], reverse=True)
         end = lane.job.reader.end
         step = ModelStep(
             tokens=lane.tokens,
@@ -178,42 +177,16 @@ class LlamaLanes:
 
     def read(self, trunk: Trunk, texts: Sequence[Sequence[int]]) -> list[ModelStep]:
         """Evaluate each token list after `trunk`, with log-probabilities; empty lists give empty steps."""
-        results: dict[int, ModelStep] = {i: ModelStep(tokens=[]) for i, tokens in enumerate(texts) if not tokens}
-        group: list[int] = []
-        for i in [i for i, tokens in enumerate(texts) if tokens]:
-            n_tokens = sum(len(texts[j]) for j in group) + len(texts[i])
-            if group and (n_tokens > _READ_BATCH or len(group) == len(self._free_lanes)):
-                results |= self._read_group(trunk, {j: texts[j] for j in group})
-                group = []
-            group.append(i)
-        if group:
-            results |= self._read_group(trunk, {j: texts[j] for j in group})
-        return [results[i] for i in range(len(texts))]
+        return [self._read(trunk, list(tokens)) if tokens else ModelStep(tokens=[]) for tokens in texts]
 
-    def _read_group(self, trunk: Trunk, texts: dict[int, Sequence[int]]) -> dict[int, ModelStep]:
-        lanes = self._free_lanes[: len(texts)]
-        tokens: list[int] = []
-        positions: list[int] = []
-        sequences: list[int] = []
-        for lane, text in zip(lanes, texts.values()):
-            self.context.copy(trunk.sequence, lane)
-            tokens += text
-            positions += range(len(trunk.tokens), len(trunk.tokens) + len(text))
-            sequences += [lane] * len(text)
-        decoded = self.context.decode(tokens, positions, sequences, [True] * len(tokens))
-        results: dict[int, ModelStep] = {}
-        start = 0
-        for lane, (i, text) in zip(lanes, texts.items()):
-            part = slice(start, start + len(text))
-            start = part.stop
-            rows = np.concatenate([trunk.logits[None, :], decoded.logits[part][:-1]])
-            states = {
-                tap: StepStates(before=trunk.last_states[tap], own=own[part].copy())
-                for tap, own in decoded.states.items()
-            }
-            results[i] = ModelStep(list(text), states, log_probs(rows, text), in_top2(rows, text))
-            self.context.trim(0, lane)
-        return results
+    def _read(self, trunk: Trunk, tokens: list[int]) -> ModelStep:
+        n, start = len(tokens), len(trunk.tokens)
+        decoded = self.context.decode(tokens, range(start, start + n), [trunk.sequence] * n, [True] * n)
+        rows = np.concatenate([trunk.logits[None, :], decoded.logits[:-1]])
+        states = {tap: StepStates(before=trunk.last_states[tap], own=own) for tap, own in decoded.states.items()}
+        step = ModelStep(tokens, states, log_probs(rows, tokens), in_top2(rows, tokens))
+        self.context.trim(start, trunk.sequence)
+        return step
 
     def close(self) -> None:
         self._stack.close()

@@ -9,6 +9,7 @@ from typing import Any
 from .native import C
 
 logger = logging.getLogger(__name__)
+logger.addHandler(logging.NullHandler())  # without it, `logging` prints warnings to stderr when nobody has set it up
 
 # enum ggml_log_level
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}

@@ -14,7 +14,7 @@ from ..errors import ModelError
 from ..modelinfo import ModelInfo
 from .ggufcheck import check_gguf
 from .logs import first_complaint, forget_complaints, route_logs
-from .native import C
+from .native import C, HeldInterrupt
 from .vocabulary import LlamaVocabulary
 
 _backend_ready = False
@@ -37,7 +37,13 @@ class LlamaModel:
         forget_complaints()
         parameters = C.llama_model_default_params()
         parameters.n_gpu_layers = n_gpu_layers
-        handle = C.llama_model_load_from_file(os.fsencode(path), parameters)
+        with HeldInterrupt() as held:
+            # llama.cpp gives up loading when this answers False.
+            parameters.progress_callback = C.llama_progress_callback(lambda _share, _data: held.error is None)
+            handle = C.llama_model_load_from_file(os.fsencode(path), parameters)
+        if held.error is not None and handle:
+            C.llama_model_free(handle)
+        held.check()
         if not handle:
             reason = first_complaint() or "llama.cpp gave no reason; is there enough memory?"
             raise ModelError(f"{path} cannot be loaded: {reason}")

@@ -1,21 +1,24 @@
-"""C functions of llama.cpp's libraries that llama_cpp does not bind: tensor access and the GGUF reader.
+"""C functions of llama.cpp's libraries that llama_cpp does not bind, and signals that arrive while C code runs.
 
-They are exported by ggml-base, which the bindings load only as a dependency. Structures of ggml are never
+The functions are exported by ggml-base, which the bindings load only as a dependency. Structures of ggml are never
 mirrored here, since their layout changes between versions.
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_bool, c_char_p, c_int64, c_size_t, c_void_p
-from functools import lru_cache
+import signal
+import threading
+from ctypes import c_bool, c_char_p, c_int, c_int64, c_size_t, c_uint16, c_void_p
+from functools import lru_cache, partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import llama_cpp._ctypes_extensions as _loader
 from llama_cpp import llama_cpp as C
 
-__all__ = ["C", "GgufInitParams", "ggml_base"]
+__all__ = ["C", "GgufInitParams", "HeldInterrupt", "ggml_base"]
 
 
 class GgufInitParams(ctypes.Structure):
@@ -32,6 +35,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gguf_init_from_file": (c_void_p, [c_char_p, GgufInitParams]),
     "gguf_free": (None, [c_void_p]),
     "gguf_get_data_offset": (c_size_t, [c_void_p]),
+    "gguf_find_key": (c_int64, [c_void_p, c_char_p]),
+    "gguf_get_kv_type": (c_int, [c_void_p, c_int64]),
+    "gguf_get_val_u16": (c_uint16, [c_void_p, c_int64]),
     "gguf_get_n_tensors": (c_int64, [c_void_p]),
     "gguf_get_tensor_name": (c_char_p, [c_void_p, c_int64]),
     "gguf_get_tensor_offset": (c_size_t, [c_void_p, c_int64]),
@@ -41,10 +47,54 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 @lru_cache(maxsize=1)
 def ggml_base() -> Any:
-    """The ggml-base library, with the signatures of the functions used here."""
-    folder = Path(C.__file__).parent / "lib"
-    library = _loader.load_shared_library("ggml-base", folder)
+    """The ggml-base library that llama.cpp itself uses, with the signatures of the functions used here."""
+    # Looking a name up in libllama finds it in what libllama depends on. Opening the file anew could load a second copy
+    # (wheels hold it under several names), with a log of its own that goes to stderr.
+    library = ctypes.CDLL(C._lib._name, handle=C._lib._handle)
+    if not hasattr(library, "gguf_free"):  # Windows looks only into the library itself
+        library = _loader.load_shared_library("ggml-base", Path(C.__file__).parent / "lib")
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
+
+
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
+
+
+class HeldInterrupt:
+    """While C code runs that calls back into Python: what a signal handler raises waits in `error`, for `check`.
+
+    Python runs handlers at the first instruction of whatever function comes next. When that is a callback, its own
+    `try` has not begun yet, and an exception that leaves a callback is lost: Ctrl-C would do nothing.
+    """
+
+    def __enter__(self) -> HeldInterrupt:
+        self.error: BaseException | None = None
+        self._active = True
+        self._handlers: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._handlers[number] = handler
+                    signal.signal(number, partial(self._on_signal, handler))
+        return self
+
+    def _on_signal(self, handler: Any, number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        except BaseException as error:
+            if not self._active:
+                raise
+            self.error = self.error or error
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._active = False
+
+    def check(self) -> None:
+        """Raise what was held."""
+        if self.error is not None:
+            raise self.error

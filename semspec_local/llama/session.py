@@ -1,15 +1,16 @@
 """LlamaStepModel: one sequence in one llama.cpp context, as the engine wants it.
 
-The cache always holds exactly the tokens read or written so far, and the logits that follow the last of them are kept, so
-the next token can be drawn without evaluating anything again, also after a rollback to the start of a step.
+The cache always holds exactly the tokens read or written so far, and the logits that follow the last of them are kept,
+so the next token can be drawn without evaluating anything again, also after a rollback to the start of a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -59,10 +60,10 @@ class LlamaStepModel:
             vocabulary = self.model.vocabulary
             self._sampler = LlamaSampler(sampling, seed=seed, n_vocab=vocabulary.n_tokens, n_used=vocabulary.n_used)
             stack.callback(self._sampler.close)
+            self.tokens: list[int] = []
+            self._start: Checkpoint | None = None
+            self._check_rollback()
             self._stack = stack.pop_all()
-        self.tokens: list[int] = []
-        self._start: Checkpoint | None = None
-        self._check_rollback()
 
     @property
     def vocabulary(self) -> LlamaVocabulary:
@@ -87,8 +88,8 @@ class LlamaStepModel:
             raise ConfigError("the prompt has no tokens; wanted at least one")
         if len(tokens) >= self.n_ctx:
             raise ConfigError(
-                f"the question is too long: {len(tokens):,} tokens with its template, and the context holds {self.n_ctx:,} "
-                "(with room for an answer); use a larger -c or a shorter question"
+                f"the question is too long: {len(tokens):,} tokens with its template, and the context holds "
+                f"{self.n_ctx:,} (with room for an answer); use a larger -c or a shorter question"
             )
         self.context.clear()
         self.tokens, self._start = [], None
@@ -157,8 +158,8 @@ class LlamaStepModel:
         try:
             decoded = self.context.decode(tokens, range(n_past, n_past + n), outputs=outputs)
         except BaseException:
-            # Part of the tokens may be in the memory: go back to a state that is known.
-            self._restore_after_failure(n_past)
+            # Part of the tokens may be in the memory, and llama.cpp's logits are those of nothing.
+            self._return_to_start()
             raise
         self.tokens += tokens
         self._all_logits = decoded.logits
@@ -203,17 +204,19 @@ class LlamaStepModel:
             return False
         return self.context.trim(n_past)
 
-    def _restore_after_failure(self, n_past: int) -> None:
+    def _return_to_start(self) -> None:
+        """After a failure: back to where the step began, where everything is known, or to nothing."""
         start = self._start
-        if n_past and start is not None and start.n_past == n_past and self._drop(n_past, start.memory):
+        if start is not None and start.n_past <= self.n_past and self._drop(start.n_past, start.memory):
+            del self.tokens[start.n_past :]
             self._logits, self._last_states = start.logits, start.last_states
-        elif not (self.context.can_trim and self.context.trim(n_past)):
+        else:
             self.context.clear()
             self.tokens, self._start = [], None
 
     _logits: FloatArray
     _all_logits: FloatArray
-    _last_states: dict[TapPoint, FloatArray] = {}
+    _last_states: Mapping[TapPoint, FloatArray] = MappingProxyType({})
 
     def _check_rollback(self) -> None:
         """A memory that cannot be cut must come back from a checkpoint; tried before the first real token."""
@@ -226,8 +229,8 @@ class LlamaStepModel:
         assert start is not None
         if not self._drop(2, start.memory):
             raise ModelError(
-                f"{self.model.path.name} ({self.model.architecture}) keeps a recurrent memory that llama.cpp cannot roll back, "
-                "so a rejected step could not be undone; use a model with a plain cache"
+                f"{self.model.path.name} ({self.model.architecture}) keeps a recurrent memory that llama.cpp cannot "
+                "roll back, so a rejected step could not be undone; use a model with a plain cache"
             )
         self.context.clear()
         self.tokens, self._start = [], None

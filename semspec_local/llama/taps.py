@@ -112,8 +112,8 @@ class LayerTaps:
             if states is None or len(states) != n_tokens:
                 got = 0 if states is None else len(states)
                 raise ModelError(
-                    f"no hidden states at {self.names[tap]!r} of architecture {self._architecture!r}: got {got} rows for "
-                    f"{n_tokens} tokens.{self._names_seen()}"
+                    f"no hidden states at {self.names[tap]!r} of architecture {self._architecture!r}: got {got} rows "
+                    f"for {n_tokens} tokens.{self._names_seen()}"
                 )
             result[tap] = states
         return result

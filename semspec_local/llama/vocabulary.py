@@ -15,6 +15,9 @@ from .native import C
 
 Span = tuple[int, int]
 
+_STARTS = ("\n", ".", "a", "0")
+_SPACE = " \t\n\v\f\r"
+
 
 class LlamaVocabulary:
     """The vocabulary of one model; implements `protocols.Vocabulary`."""
@@ -64,10 +67,14 @@ class LlamaVocabulary:
         """Ids of text that continues earlier text; what looks like a control token stays text, unless `control`."""
         if self.type != C.LLAMA_VOCAB_TYPE_SPM:
             return self._tokenize(text, control)
-        # SentencePiece puts a space before a text: give it a line to continue, and cut that off again.
-        line = self._tokenize("\n")
-        whole = self._tokenize("\n" + text, control)
-        return whole[len(line) :] if whole[: len(line)] == line else self._tokenize(text, control)
+        # SentencePiece puts a space before a text: give it something to continue that does not grow together with it,
+        # and cut that off again.
+        for start in _STARTS:
+            ids = self._tokenize(start)
+            whole = self._tokenize(start + text, control)
+            if whole[: len(ids)] == ids:
+                return whole[len(ids) :]
+        return self._tokenize(text, control)
 
     def encode_prompt(self, text: str, content: Sequence[Span] = ()) -> list[int]:
         """Ids of a rendered prompt, with the vocabulary's own first token where it wants one.
@@ -94,24 +101,32 @@ class LlamaVocabulary:
             size = -n
 
     @cached_property
-    def _control_pattern(self) -> re.Pattern[str] | None:
+    def _controls(self) -> dict[str, int]:
+        """The spelling and the attributes of each control token."""
         wanted = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
-        names = {
-            self.text(token) for token in range(self.n_tokens) if C.llama_vocab_get_attr(self._handle, token) & wanted
-        } - {""}
-        if not names:
-            return None
-        return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+        attributes = ((token, C.llama_vocab_get_attr(self._handle, token)) for token in range(self.n_tokens))
+        return {name: flags for token, flags in attributes if flags & wanted and (name := self.text(token))}
+
+    @cached_property
+    def _control_pattern(self) -> re.Pattern[str]:
+        names = sorted(self._controls, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, names)) if names else r"(?!)")
 
     def _split_at_controls(self, text: str, content: Sequence[Span]) -> Iterable[tuple[str, bool]]:
+        edges = [0, *(edge for span in sorted(content) for edge in span), len(text)]
         position = 0
-        for match in self._control_pattern.finditer(text) if self._control_pattern else ():
-            if any(start < match.end() and match.start() < end for start, end in content):
-                continue
-            if position < match.start():
-                yield text[position : match.start()], False
-            yield match.group(), True
-            position = match.end()
+        for start, end in zip(edges[::2], edges[1::2]):  # the gaps between the contents
+            for match in self._control_pattern.finditer(text, start, end):
+                before, attributes = text[position : match.start()], self._controls[match.group()]
+                position = match.end()
+                # Some tokens (Phi-3's) swallow the space around them.
+                if attributes & C.LLAMA_TOKEN_ATTR_LSTRIP:
+                    before = before.rstrip(_SPACE)
+                if attributes & C.LLAMA_TOKEN_ATTR_RSTRIP:
+                    position += len(text[position:]) - len(text[position:].lstrip(_SPACE))
+                if before:
+                    yield before, False
+                yield match.group(), True
         if position < len(text):
             yield text[position:], False
 

@@ -1,0 +1,50 @@
+"""Records wait here while a stop string may have begun in their text: what was handed out is never taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .protocols import Role
+from .trace import StepRecord
+
+
+class WaitingRecords:
+    """The records of a run that were not handed out yet, in order."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop.encode() for stop in stops]
+        self._records: list[StepRecord] = []
+
+    def add(self, record: StepRecord) -> None:
+        self._records.append(record)
+
+    def release(self, text: bytes) -> list[StepRecord]:
+        """Every record, unless the committed `text` ends with the beginning of a stop string."""
+        if any(text.endswith(stop[:n]) for stop in self._stops for n in range(1, len(stop))):
+            return []
+        return self.release_all()
+
+    def release_all(self) -> list[StepRecord]:
+        released, self._records = self._records, []
+        return released
+
+    def cut(self, n_bytes: int, n_tokens: Mapping[Role, int]) -> None:
+        """Take `n_bytes` of text, and so many tokens of each model, off the end of the committed steps."""
+        left = dict(n_tokens)
+        for i in reversed(range(len(self._records))):
+            record = self._records[i]
+            if not record.committed or n_bytes <= 0:
+                continue
+            text = record.text.encode()
+            kept = max(0, len(text) - n_bytes)
+            n_bytes -= len(text) - kept
+            changes: dict[str, Any] = {"text": text[:kept].decode("utf-8", errors="replace"), "end": "stop"}
+            for role in left:
+                n_had = getattr(record, f"n_{role}_tokens")
+                if n_had is not None:
+                    taken = min(n_had, left[role])
+                    left[role] -= taken
+                    changes[f"n_{role}_tokens"] = n_had - taken
+            self._records[i] = replace(record, **changes)

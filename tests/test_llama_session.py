@@ -1,0 +1,312 @@
+"""One sequence in one context: what it reads, writes and forgets."""
+
+from __future__ import annotations
+
+from itertools import repeat
+
+import numpy as np
+import pytest
+from gguf_factory import bpe_vocab, write_model
+from llama_support import FREE, GREEDY, NOISE, TOKENS, at_most, read_one_by_one, script, session
+
+from semspec_local.config import SamplingConfig
+from semspec_local.errors import ConfigError, DecodeError
+from semspec_local.llama.native import C
+from semspec_local.llama.session import LlamaStepModel
+from semspec_local.protocols import TapPoint
+from semspec_local.steps import StepReader
+
+KINDS = ["llama", "qwen2", "gemma2", "mamba", "lfm2", "spm"]
+PROMPT, STEP = TOKENS[:40], TOKENS[40:70]
+
+
+@pytest.fixture(params=KINDS)
+def pair(request, tiny):
+    """Two sessions of one model: one to do things with, one to compare it to."""
+    with session(tiny(request.param)) as model, session(tiny(request.param)) as other:
+        yield model, other
+
+
+def check(model: LlamaStepModel) -> None:
+    """The position, the list of tokens and llama.cpp's memory agree."""
+    assert model.n_past == len(model.tokens)
+    assert int(C.llama_memory_seq_pos_max(model.context._memory, 0)) == model.n_past - 1
+
+
+# -- log-probabilities ----------------------------------------------------------------------------
+
+
+def test_one_pass_and_one_token_at_a_time_give_the_same_logprobs(pair):
+    one_pass, one_by_one = pair
+    one_pass.prefill(PROMPT)
+    one_by_one.prefill(PROMPT)
+    step = one_pass.score(STEP, logprobs=True)
+    singles = read_one_by_one(one_by_one, STEP, logprobs=True)
+    assert np.allclose(step.logprobs, np.concatenate([single.logprobs for single in singles]), atol=0.05)
+    assert step.logprobs.dtype == np.float32
+    assert len(step.in_top2) == len(STEP)
+
+
+def test_a_written_step_has_the_logprobs_of_a_read_one(pair):
+    writer, reader = pair
+    writer.prefill(PROMPT)
+    reader.prefill(PROMPT)
+    written = writer.propose(at_most(15), logprobs=True)
+    read = reader.score(written.tokens, logprobs=True)
+    assert np.allclose(written.logprobs, read.logprobs, atol=0.05)
+    assert written.in_top2.all()  # the likeliest token was always taken
+    assert read.in_top2.all()
+
+
+def test_logprobs_are_those_of_the_whole_vocabulary(tiny):
+    with session(tiny("llama")) as model:
+        model.prefill(PROMPT)
+        logits = model._logits.astype(np.float64)
+        expected = logits[STEP[0]] - np.log(np.exp(logits).sum())
+        first = model.score(STEP, logprobs=True).logprobs[0]
+    assert first == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_was_not_asked_for_is_none(pair):
+    model, _ = pair
+    model.prefill(PROMPT)
+    step = model.score(STEP)
+    assert step.logprobs is None and step.in_top2 is None and step.end is None
+
+
+# -- going back -----------------------------------------------------------------------------------
+
+
+def test_going_back_to_the_start_of_a_step_is_exact(pair):
+    model, untouched = pair
+    model.prefill(PROMPT)
+    untouched.prefill(PROMPT)
+    for _ in range(2):
+        model.score(STEP)
+        model.rollback(len(PROMPT))
+        check(model)
+        model.propose(at_most(9))
+        model.rollback(len(PROMPT))
+        check(model)
+    assert np.array_equal(model._logits, untouched._logits)
+    a = model.propose(at_most(25), logprobs=True)
+    b = untouched.propose(at_most(25), logprobs=True)
+    assert a.tokens == b.tokens
+    assert np.array_equal(a.logprobs, b.logprobs)
+
+
+def test_going_back_to_any_other_position_is_a_fresh_prefill(pair):
+    model, fresh = pair
+    everything = PROMPT + STEP
+    model.prefill(PROMPT)
+    model.score(STEP)
+    for n_past in (len(everything) - 1, 55, 41, 39, 12, 1):
+        model.rollback(n_past)
+        check(model)
+        fresh.prefill(everything[:n_past])
+        assert model.tokens == fresh.tokens
+        assert np.allclose(model._logits, fresh._logits, atol=0.05)
+
+
+def test_any_sequence_of_steps_and_rollbacks_equals_reading_what_is_left(pair):
+    model, fresh = pair
+    rng = np.random.default_rng(11)
+    model.prefill(PROMPT)
+    for _ in range(25):
+        match rng.integers(3):
+            case 0:
+                model.score([int(token) for token in rng.integers(0, 256, rng.integers(1, 20))])
+            case 1:
+                model.propose(at_most(int(rng.integers(1, 8))))
+            case _:
+                model.rollback(int(rng.integers(max(1, model.n_past - 25), model.n_past + 1)))
+        check(model)
+        if model.n_past > 400:
+            model.rollback(50)
+    fresh.prefill(model.tokens)
+    assert np.allclose(model._logits, fresh._logits, atol=0.05)
+
+
+def test_going_back_to_where_one_is_does_nothing(pair):
+    model, _ = pair
+    model.prefill(PROMPT)
+    before = model._logits.copy()
+    model.rollback(model.n_past)
+    assert np.array_equal(model._logits, before)
+
+
+@pytest.mark.parametrize("n_past", [0, -1, 41])
+def test_going_back_to_nowhere_is_refused(tiny, n_past):
+    with session(tiny("llama")) as model:
+        model.prefill(PROMPT)
+        with pytest.raises(ValueError, match="wanted 1 to 40"):
+            model.rollback(n_past)
+
+
+def test_a_prefill_forgets_everything(pair):
+    model, fresh = pair
+    model.prefill(PROMPT)
+    model.propose(at_most(5))
+    model.prefill(STEP)
+    fresh.prefill(STEP)
+    assert model.propose(at_most(20)).tokens == fresh.propose(at_most(20)).tokens
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
+
+def test_a_prompt_longer_than_a_batch_is_read_whole(tiny):
+    prompt = (TOKENS * 6)[:2300]
+    with session(tiny("llama"), n_ctx=2600) as long, session(tiny("llama"), n_ctx=2600) as parts:
+        long.prefill(prompt)
+        parts.prefill(prompt[:1000])
+        for start in range(1000, 2300, 325):
+            parts.score(prompt[start : start + 325])
+        assert long.n_past == parts.n_past == 2300
+        assert np.allclose(long._logits, parts._logits, atol=0.05)
+        step = long.score((TOKENS * 6)[:250], logprobs=True)
+        assert len(step.logprobs) == 250
+
+
+def test_a_step_longer_than_a_batch_has_all_its_states_and_logprobs(tiny):
+    taps = (TapPoint(1), TapPoint(2))
+    step = (TOKENS * 6)[:2100]
+    with session(tiny("llama"), n_ctx=2600, taps=taps) as whole, session(tiny("llama"), n_ctx=2600, taps=taps) as parts:
+        for model in (whole, parts):
+            model.prefill(PROMPT)
+        a = whole.score(step, logprobs=True)
+        b = [parts.score(step[start : start + 700], logprobs=True) for start in range(0, 2100, 700)]
+    for tap in taps:
+        own = np.concatenate([part.states[tap].own for part in b])
+        assert np.allclose(a.states[tap].own, own, rtol=0.05, atol=0.05)
+    assert np.allclose(a.logprobs, np.concatenate([part.logprobs for part in b]), atol=0.05)
+
+
+@pytest.mark.parametrize("n_ctx", [64, 100, 256])
+def test_a_prompt_has_to_leave_room_for_one_token(tiny, n_ctx):
+    with session(tiny("llama"), n_ctx=n_ctx) as model:
+        with pytest.raises(ConfigError, match=rf"{n_ctx} tokens with its template, and the context holds {n_ctx}"):
+            model.prefill(TOKENS[:n_ctx])
+        model.prefill(TOKENS[: n_ctx - 1])
+        assert len(model.propose(at_most(1)).tokens) == 1
+        assert model.n_past == n_ctx
+
+
+def test_an_empty_prompt_is_refused(tiny):
+    with session(tiny("llama")) as model, pytest.raises(ConfigError, match="at least one"):
+        model.prefill([])
+
+
+def test_a_full_context_is_an_error_that_says_so_and_the_cache_stays_usable(pair):
+    model, fresh = pair
+    model.prefill(TOKENS[:350])
+    with pytest.raises(DecodeError, match="holds 512 tokens; 350 are in it and 200 more do not fit"):
+        model.score(TOKENS[:200])
+    assert model.n_past == 350
+    script(model, repeat(65))
+    with pytest.raises(DecodeError, match="holds 512 tokens"):
+        model.propose(at_most(1000))
+    del model._sampler.sample
+    assert 350 <= model.n_past <= 512
+    model.rollback(350)
+    check(model)
+    fresh.prefill(TOKENS[:350])
+    assert model.propose(at_most(10)).tokens == fresh.propose(at_most(10)).tokens
+
+
+# -- ends -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|endoftext|>", "<|eot_id|>"])
+def test_every_kind_of_end_token_ends_generation_and_is_kept_nowhere(tmp_path, end):
+    vocab = bpe_vocab(controls=["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eot_id|>"])
+    with session(write_model(tmp_path / "ends.gguf", vocab=vocab)) as model:
+        model.prefill(PROMPT)
+        script(model, [65, 66, vocab.id(end), 67])
+        step = model.propose(at_most(10), logprobs=True)
+        assert (step.tokens, step.end) == ([65, 66], "eos")
+        assert model.tokens == [*PROMPT, 65, 66]
+        assert len(step.logprobs) == 2
+        check(model)
+
+
+def test_a_step_may_be_empty(tiny):
+    with session(tiny("llama")) as model:
+        model.prefill(PROMPT)
+        script(model, [271])
+        step = model.propose(at_most(10), logprobs=True)
+    assert (step.tokens, step.states, step.end, len(step.logprobs)) == ([], {}, "eos", 0)
+
+
+def test_a_step_cut_by_its_length_ends_with_a_whole_character(tiny):
+    with session(tiny("llama")) as model, session(tiny("llama")) as fresh:
+        vocabulary = model.vocabulary
+        emoji = vocabulary.encode("a👩b")
+        assert len(emoji) == 6
+        model.prefill(PROMPT)
+        script(model, emoji)
+        step = model.propose(at_most(3), logprobs=True)
+        assert (step.tokens, step.end) == (emoji[:1], "length")
+        assert len(step.logprobs) == len(step.in_top2) == 1
+        check(model)
+        fresh.prefill(PROMPT + emoji[:1])
+        assert np.allclose(model._logits, fresh._logits, **NOISE)
+        model.rollback(len(PROMPT))
+        script(model, emoji)
+        assert model.propose(at_most(5)).tokens == emoji[:5]
+
+
+def test_a_step_of_nothing_but_part_of_a_character_is_kept(tiny):
+    with session(tiny("llama")) as model:
+        model.prefill(PROMPT)
+        script(model, model.vocabulary.encode("👩")[:2])
+        assert len(model.propose(at_most(2)).tokens) == 2
+
+
+def test_a_step_ends_at_a_blank_line(tiny):
+    with session(tiny("llama")) as model:
+        model.prefill(PROMPT)
+        tokens = model.vocabulary.encode("the end.\n\n")
+        script(model, [*tokens, 65])
+        step = model.propose(StepReader(max_tokens=50))
+        assert (step.tokens, step.end) == (tokens, "boundary")
+
+
+# -- drawing --------------------------------------------------------------------------------------
+
+
+def test_padding_is_never_drawn(tmp_path):
+    vocab = bpe_vocab(n_pad=500)
+    n_used = len(vocab.tokens) - 500
+    path = write_model(tmp_path / "padded.gguf", vocab=vocab)
+    for sampling in (FREE, GREEDY):
+        with session(path, sampling=sampling) as model:
+            assert model.vocabulary.n_used == n_used
+            model.prefill(PROMPT)
+            drawn = [model._sampler.sample(model._logits) for _ in range(300)]
+            assert max(drawn) < n_used
+            boosted = model._logits.copy()
+            boosted[n_used:] += 100
+            assert model._sampler.sample(boosted) < n_used
+
+
+def test_the_sampler_is_the_distribution_of_its_configuration(tiny):
+    with session(tiny("llama"), sampling=SamplingConfig(temperature=0.5, top_k=3, top_p=1.0)) as model:
+        logits = np.full(model.vocabulary.n_tokens, -30, dtype=np.float32)
+        logits[[7, 8, 9, 10]] = [2.0, 1.0, 1.5, 0.5]
+        drawn = [model._sampler.sample(logits) for _ in range(4000)]
+    shares = np.bincount(drawn, minlength=11)[[7, 8, 9, 10]] / 4000
+    weights = np.exp(np.array([2.0, 1.0, 1.5]) / 0.5)
+    assert np.allclose(shares[:3], weights / weights.sum(), atol=0.04)
+    assert shares[3] == 0
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 2])
+def test_a_seed_gives_the_same_text_each_time_and_another_seed_another(tiny, seed):
+    with session(tiny("llama"), sampling=FREE) as model:
+        texts = []
+        for this in (seed, seed, 77):
+            model.reseed(this)
+            model.prefill(PROMPT)
+            texts.append(model.propose(at_most(30)).tokens)
+    assert texts[0] == texts[1] != texts[2]

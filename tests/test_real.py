@@ -1,0 +1,135 @@
+"""On the real pair: what the product promises, with the models people will use. Needs `models pull qwen2.5-coder`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from semspec_local.answer import last_boxed
+from semspec_local.config import ModelConfig, RunConfig, SamplingConfig
+from semspec_local.errors import ConfigError, PairNotPulledError
+from semspec_local.llama.session import LlamaStepModel
+from semspec_local.protocols import TapPoint
+from semspec_local.reasoner import Reasoner, Sources, result_of
+
+pytestmark = pytest.mark.real
+
+GREEDY = SamplingConfig(temperature=0)
+QUESTION = "A crate holds 6 boxes, and each box holds 8 mugs. 5 mugs are broken. How many mugs are whole?"
+TEXT = (
+    "First, we find how many mugs the crate holds. There are 6 boxes with 8 mugs each, so there are 6 * 8 = 48 mugs. "
+    "Next, we take away the broken ones: 48 - 5 = 43 mugs are whole."
+)
+
+
+@pytest.fixture(scope="module")
+def sources() -> Sources:
+    try:
+        return Sources.from_pair("qwen2.5-coder")
+    except PairNotPulledError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def reasoner(sources):
+    with Reasoner(sources, RunConfig(max_tokens=400)) as loaded:
+        yield loaded
+
+
+def run(reasoner: Reasoner, question: str = QUESTION, seed: int = 1, **changes):
+    speculation = reasoner.start(question, seed=seed, config=replace(reasoner.config, **changes))
+    records = list(speculation)
+    return result_of(speculation, records, seed), records
+
+
+@pytest.mark.parametrize(("role", "layer"), [("target", 20), ("draft", 15)])
+def test_pooled_states_of_one_pass_equal_those_of_one_token_at_a_time(sources, role, layer):
+    tap = TapPoint(layer)
+    path = sources.path(role)
+    with LlamaStepModel(path, n_ctx=512, n_threads=2, sampling=GREEDY, taps=[tap], n_ubatch=32) as model:
+        prompt = model.vocabulary.encode("Question: how many mugs are whole?\n\n")
+        step = model.vocabulary.encode(TEXT)
+        assert len(step) > 32  # the pass is split into ubatches
+        model.prefill(prompt)
+        model.score(model.vocabulary.encode("A step that is rejected: 6 + 8 = 14.\n\n"))
+        model.rollback(len(prompt))
+        at_once = model.score(step).states[tap]
+        model.prefill(prompt)
+        singly = [model.score([token]).states[tap] for token in step]
+    own = np.concatenate([states.own for states in singly])
+    scale = np.abs(own).mean()
+    for window in ("predictor", "token"):
+        expected = own if window == "token" else np.concatenate([singly[0].before[None], own[:-1]])
+        # One pass and many sum in different orders, and the weights have 4 bits: noise, far below the signal.
+        assert np.abs(at_once.window(window) - expected).mean() < 0.05 * scale
+        assert np.corrcoef(at_once.pool(window, "mean"), expected.mean(axis=0))[0, 1] > 0.9999
+        shifted = np.roll(expected, 1, axis=0)
+        assert np.abs(at_once.window(window) - shifted).mean() > 0.3 * scale  # off by one would be seen
+
+
+def test_never_writes_what_llama_cpp_writes_by_itself(sources):
+    """The reference is the Llama class of llama-cpp-python, which shares nothing of our runtime."""
+    from llama_cpp import Llama
+
+    config = RunConfig(policy="never", max_tokens=80, sampling=GREEDY)
+    with Reasoner(sources, config) as alone:
+        result = alone.answer(QUESTION, seed=0)
+        prompt = alone.start(QUESTION, seed=0).target.prompt
+    llama = Llama(str(sources.target), n_ctx=4096, n_threads=2, verbose=False)
+    try:
+        expected = llama.create_completion(list(prompt), max_tokens=80, temperature=0)["choices"][0]["text"]
+    finally:
+        llama.close()
+    assert result.text == expected
+
+
+def test_a_draft_equal_to_its_target_changes_nothing_at_temperature_0(sources):
+    """The draft's file stands in for both, since it is quicker."""
+    same = Sources(target=sources.draft, draft=sources.draft, system=sources.system)
+    config = RunConfig(policy="always", max_tokens=150, sampling=GREEDY)
+    with Reasoner(same, config) as both:
+        always, _ = run(both)
+        never, _ = run(both, policy="never")
+    assert always.text == never.text
+    assert always.stats["step_acceptance_rate"] == 1.0
+
+
+def test_a_floor_above_every_ratio_gives_the_target_only_text_at_temperature_0(sources):
+    with Reasoner(sources, RunConfig(max_tokens=120, sampling=GREEDY)) as greedy:
+        rejected, records = run(greedy, threshold=1e9)
+        never, _ = run(greedy, policy="never")
+    assert rejected.text == never.text
+    assert rejected.stats["n_proposed_steps"] > 0
+    assert all(record.origin == "target" for record in records if record.committed)
+
+
+def test_the_same_seed_gives_the_same_trace_twice(reasoner):
+    def untimed(records):
+        return [replace(r, propose_s=0, score_s=0, probe_s=0, write_s=0, read_s=0) for r in records]
+
+    first, records = run(reasoner, max_tokens=120)
+    again, records_again = run(reasoner, max_tokens=120)
+    assert untimed(records) == untimed(records_again)
+    assert first.text == again.text
+
+
+def test_the_default_policy_answers_with_meaning_verified(reasoner):
+    """The product's promise in small: finished, boxed, and both probes asked about every proposed step."""
+    result, records = run(reasoner)
+    assert result.stop_reason == "eos"
+    assert last_boxed(result.text) == "43"
+    asked = [record for record in records if record.accepted is not None]
+    assert asked
+    for record in asked:
+        assert 0 <= record.draft_semantic_prob <= 1
+        assert 0 <= record.target_semantic_prob <= 1
+
+
+def test_a_question_longer_than_the_context_is_refused_with_the_numbers(sources):
+    with (
+        Reasoner(sources, RunConfig(policy="never"), ModelConfig(n_ctx=256)) as small,
+        pytest.raises(ConfigError, match=r"too long: [\d,]+ tokens .* holds 256"),
+    ):
+        small.answer("word " * 400, seed=0)
