@@ -21,6 +21,7 @@ from .context import LlamaContext
 from .model import LlamaModel
 from .sampling import LlamaSampler, in_top2, log_probs
 
+
 @dataclass(frozen=True)
 class Trunk:
     """An evaluated prefix in a sequence of its own, and what follows its last token."""

@@ -41,6 +41,7 @@ def requantize(source: Path, destination: Path, file_type: str, n_threads: int) 
 
     from .ggufcheck import check_gguf
     from .logs import first_complaint, forget_complaints, route_logs
+    from .native import HeldInterrupt
 
     number = file_types()[check_file_type(file_type)]
     check_gguf(source)
@@ -48,7 +49,9 @@ def requantize(source: Path, destination: Path, file_type: str, n_threads: int) 
     forget_complaints()
     params = C.llama_model_quantize_default_params()
     params.ftype, params.nthread, params.allow_requantize = number, n_threads, True
-    code = C.llama_model_quantize(os.fsencode(source), os.fsencode(destination), ctypes.byref(params))
+    with HeldInterrupt() as held:  # llama.cpp logs, and the log is a callback
+        code = C.llama_model_quantize(os.fsencode(source), os.fsencode(destination), ctypes.byref(params))
+    held.check()
     if code != 0:
         destination.unlink(missing_ok=True)
         words = [word for word in first_complaint().split() if word.strip("=")]  # some complaints come in a frame
