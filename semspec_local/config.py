@@ -80,6 +80,8 @@ class RunConfig:
             raise ConfigError(f"--think-budget is {self.think_budget}; wanted 0 or more")
         if any(not text for text in self.stop):
             raise ConfigError("--stop is empty; wanted some text to stop at")
+        if any(not _is_text(text) for text in self.stop):
+            raise ConfigError("--stop holds bytes that are no UTF-8; wanted text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,14 @@ class ModelConfig:
     @property
     def threads(self) -> int:
         return self.n_threads or default_threads()
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: bytes of the command line that are no UTF-8
+        return False
+    return True
 
 
 def check_seed(seed: int) -> int:

@@ -93,6 +93,9 @@ class Reasoner:
             self._stack = stack.pop_all()
 
     def _check_sources(self) -> None:
+        unused = sorted(set(self.sources.probes) - set(self._probe_roles()))
+        if unused and self.sources.pair is None:
+            logger.warning("policy %s uses no probe for the %s", self.policy.name, " and the ".join(unused))
         if not self.policy.drafts:
             return
         if self.sources.draft is None:
@@ -174,6 +177,8 @@ class Reasoner:
         if system:
             messages.insert(0, {"role": "system", "content": system})
         rendered = {role: chat.render(messages, template_options) for role, chat in self._chats.items()}
+        for role, prompt in rendered.items():
+            self._models[role].check_prompt(prompt.tokens)
         config = config or self.config
         return Speculation(
             Prompts(

@@ -11,9 +11,10 @@ import pytest
 from gguf_factory import LLAMA2, bpe_vocab, spm_vocab, write_model
 
 from semspec_local.errors import ConfigError
-from semspec_local.pairs import PairFiles, cache_folder, resolve
+from semspec_local.pairs import PairFiles, resolve
+from semspec_local.resources import cache_dir
 
-REAL_CACHE = cache_folder()
+REAL_CACHE = cache_dir()
 """The user's own cache, read before any test changes the environment."""
 
 _FOLDERS = ("LOCALAPPDATA", "APPDATA", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "HF_HOME")

@@ -102,6 +102,7 @@ def pair(tiny: Callable[[str], Path]) -> list[object]:
         (["hi", "--n-prime", "-1"], "--n-prime is -1; wanted 0 or more"),
         (["hi", "--think-budget", "-1"], "--think-budget is -1; wanted 0 or more"),
         (["hi", "--stop", ""], "--stop is empty"),
+        (["hi", "--stop", "x\udcff"], "--stop holds bytes that are no UTF-8"),
         (["hi", "--answer-by", "nobody"], "'nobody' is not one of"),
         (["hi", "--threshold", "nan"], "--threshold is nan"),
         (["hi", "--policy", "mean-loglik", "--threshold", "2"], "mean-loglik wanted a number from 0 to 1"),
@@ -282,6 +283,7 @@ def test_a_run_that_cannot_start_keeps_the_trace_of_an_earlier_one(run, pair, tm
     (tmp_path / "t.jsonl").write_text("precious")
     assert run("hi", "-m", "missing.gguf", "--policy", "never", "--trace", "t.jsonl").code == 4
     assert run("hi", *pair, "--policy", "semantic-greedy", "--trace", "t.jsonl").code == 2
+    assert run("long " * 500, *pair, "--policy", "never", "-c", "64", "--trace", "t.jsonl").code == 2
     assert (tmp_path / "t.jsonl").read_text() == "precious"
 
 

@@ -17,7 +17,7 @@ from pairs_support import CONTENT, OTHER, local_pair, manifest_of, role, sha256,
 from semspec_local.errors import ConfigError, DownloadError, PairNotPulledError
 from semspec_local.pairs import pull, resolve, verify
 from semspec_local.pairs.files import format_size, one_writer
-from semspec_local.pairs.places import cache_folder, config_folder, is_offline
+from semspec_local.pairs.places import is_offline
 from semspec_local.pairs.progress import Bars, Lines, progress_on
 
 home, no_network = pairs_support.home, pairs_support.no_network
@@ -267,24 +267,6 @@ def test_a_folder_that_cannot_be_written_is_a_download_error(
     monkeypatch.setenv("SEMSPEC_CACHE", str(tmp_path / "file"))
     with pytest.raises((DownloadError, ConfigError), match="Not a directory"):
         pull(small(tmp_path))
-
-
-def test_places_follow_the_platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("SEMSPEC_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "LOCALAPPDATA", "APPDATA"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("pathlib.Path.expanduser", lambda path: Path(str(path).replace("~", "/home/me")))
-    places = {"linux": (".cache", ".config"), "darwin": ("Library/Caches", "Library/Application Support")}
-    for platform, (cache, config) in places.items():
-        monkeypatch.setattr("sys.platform", platform)
-        assert cache_folder() == Path("/home/me", cache, "semspec-local")
-        assert config_folder() == Path("/home/me", config, "semspec-local")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "semspec-local"
-    monkeypatch.setattr("sys.platform", "win32")
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
-    assert cache_folder() == tmp_path / "local" / "semspec-local"
-    monkeypatch.setenv("SEMSPEC_CACHE", str(tmp_path / "chosen"))
-    assert cache_folder() == tmp_path / "chosen"
 
 
 @pytest.mark.parametrize(("value", "offline"), [("1", True), ("ON", True), ("yes", True), ("0", False), ("", False)])

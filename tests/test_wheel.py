@@ -43,7 +43,8 @@ def bin_folder(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=True)
     scheme = {"base": str(folder), "platbase": str(folder)}
-    programs, packages = (Path(sysconfig.get_path(kind, "venv", scheme)) for kind in ("scripts", "purelib"))
+    layout = "nt" if sys.platform == "win32" else "posix_prefix"
+    programs, packages = (Path(sysconfig.get_path(kind, layout, scheme)) for kind in ("scripts", "purelib"))
     ours = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
     # Lines of a .pth are added to the path as they are: the .pth files in there, such as the checkout's, are not read.
     (packages / "dependencies.pth").write_text("\n".join(sorted(ours)) + "\n")

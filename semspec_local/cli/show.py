@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from ..reasoner import RunResult
 from ..trace import StepRecord
 
 # Who wrote a step, in words and in colour; accepted drafts are the point of the exercise, so they stand out.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 _COLOURS = {"priming": "blue", "draft": "green", "target": "yellow", "forced": "magenta"}
 
 
@@ -22,13 +26,18 @@ def legend() -> str:
 
 
 def styled(record: StepRecord, plain: bool) -> str:
-    """The text of a committed step, coloured on a terminal."""
-    return record.text if plain else click.style(record.text, fg=_COLOURS[kind_of(record)])
+    """The text of a committed step; on a terminal coloured, and without control characters that could command it."""
+    return record.text if plain else click.style(harmless(record.text), fg=_COLOURS[kind_of(record)])
+
+
+def harmless(text: str) -> str:
+    """Control characters other than line ends and tabs become the replacement character."""
+    return _CONTROLS.sub("\ufffd", text)
 
 
 def rejected(record: StepRecord) -> str:
     """A rejected candidate, for standard error."""
-    text = record.text.strip().replace("\n", "\n  | ")
+    text = harmless(record.text.strip()).replace("\n", "\n  | ") or "(nothing: the draft wanted to stop)"
     return click.style(f"  | rejected ({_verdict(record)}):\n  | {text}", fg="red", dim=True) + "\n"
 
 

@@ -84,6 +84,13 @@ class LlamaStepModel:
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Start over with these tokens as the whole cache; ConfigError when they leave no room to write."""
+        self.check_prompt(tokens)
+        self.context.clear()
+        self.tokens, self._start = [], None
+        self._decode(tokens)
+
+    def check_prompt(self, tokens: Sequence[int]) -> None:
+        """Raise ConfigError, with the numbers, for a prompt that leaves no room to write."""
         if not tokens:
             raise ConfigError("the prompt has no tokens; wanted at least one")
         if len(tokens) >= self.n_ctx:
@@ -91,9 +98,6 @@ class LlamaStepModel:
                 f"the question is too long: {len(tokens):,} tokens with its template, and the context holds "
                 f"{self.n_ctx:,} (with room for an answer); use a larger -c or a shorter question"
             )
-        self.context.clear()
-        self.tokens, self._start = [], None
-        self._decode(tokens)
 
     def propose(self, reader: StepReader, *, logprobs: bool = False) -> ModelStep:
         start = self.checkpoint()

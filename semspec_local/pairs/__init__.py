@@ -1,7 +1,7 @@
 """Pairs of models: manifests in, files on disk out.
 
 manifest.py   TOML to dataclasses, strictly
-places.py     cache and configuration folders, the offline switch
+places.py     the folder of a pair, the offline switch
 store.py      which pairs there are, which are on this machine: list, resolve, verify
 transfer.py   pull: fetch, check, requantize
 state.py      what was made here, in each pair's state.json
@@ -10,7 +10,6 @@ files.py progress.py      hashing, locking, finishing; bars and lines
 """
 
 from .manifest import PairManifest
-from .places import cache_folder
 from .progress import progress_on
 from .store import PairFiles, Verified, default_pair, list_pairs, load_manifest, resolve, verify
 from .transfer import pull
@@ -19,7 +18,6 @@ __all__ = [
     "PairFiles",
     "PairManifest",
     "Verified",
-    "cache_folder",
     "default_pair",
     "list_pairs",
     "load_manifest",

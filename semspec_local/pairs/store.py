@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DownloadError, PairNotPulledError
-from ..resources import shipped
+from ..resources import config_dir, shipped
 from .files import Advance, file_bytes, format_size, sha256_file
 from .manifest import ROLES, LocalFile, ModelFile, PairManifest, Role, UrlFile, WheelParts, read_manifest
-from .places import config_folder, from_home, is_offline, pair_folder
+from .places import from_home, is_offline, pair_folder
 from .progress import Progress, Silent
 from .state import PairState, read_state, write_state
 from .wheels import parts_bytes
@@ -165,7 +165,7 @@ def temporary_path(final: Path) -> Path:
 
 
 def _known() -> dict[str, Path]:
-    folders = (shipped("models"), config_folder() / "models")
+    folders = (shipped("models"), config_dir() / "models")
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
 
 
