@@ -82,7 +82,8 @@ def read_problems(path: Path, limit: int, offset: int = 0) -> list[Problem]:
 
 def middle_layers(n_layer: int) -> tuple[int, ...]:
     """Four layers from the middle up; the last layer is left out, for it is only computed for output tokens."""
-    return tuple(sorted({round(n_layer * 0.5), round(n_layer * 0.7), round(n_layer * 0.85), n_layer - 2}))
+    last = max(0, n_layer - 2)
+    return tuple(sorted({min(round(n_layer * share), last) for share in (0.5, 0.7, 0.85, 1.0)}))
 
 
 class Collector:

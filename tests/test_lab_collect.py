@@ -1,0 +1,96 @@
+"""Collecting probe data on tiny models: what is stored, and that it survives being stopped."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from semspec_local.errors import ConfigError
+from semspec_local.lab.collect import CollectConfig, Collector, Problem, middle_layers, read_problems
+from semspec_local.lab.collection import read_collection
+
+pytest.importorskip("safetensors", reason="the extra packages of the lab are not installed")
+
+PROBLEMS = [Problem(f"made:{i}", question) for i, question in enumerate(["How many?", "And then?", "Why 7?"])]
+N = 3
+
+
+def config(**changes) -> CollectConfig:
+    facts = {
+        "system": "Think.",
+        "n_samples": N,
+        "max_step_tokens": 8,
+        "max_solution_tokens": 30,
+        "target_layers": (0, 1),
+        "draft_layers": (1,),
+        "n_lanes": 4,
+        "n_threads": 1,
+    }
+    return CollectConfig(**{**facts, **changes})
+
+
+@pytest.fixture
+def collect(tiny, tmp_path):
+    def run(n_groups: int | None = None, folder=tmp_path / "collection", **changes):
+        pair = (tiny("llama"), tiny("llama-other-seed"))
+        with Collector(folder, *pair, config(**changes), "made", "made") as collector:
+            for number, _ in enumerate(collector.run(PROBLEMS, n_group=2), 1):
+                if number == n_groups:
+                    break
+        return folder
+
+    return run
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
+
+
+def test_every_prefix_has_samples_of_both_models_read_by_both(collect):
+    folder = collect()
+    found = rows(folder)
+    assert len(found) == 2 * len(PROBLEMS)
+    collection = read_collection(folder)
+    for row in found:
+        assert {sample["writer"] for sample in row["samples"]} <= {"target", "draft"}
+        assert 0 < len(row["samples"]) <= 2 * N
+    n_rows = sum(len(row["samples"]) for row in found)
+    assert len(collection.writers) == n_rows
+    for reader, layers in (("target", 2), ("draft", 1)):
+        assert len(collection.kinds(reader)) == layers * 2 * 2
+        for kind in collection.kinds(reader):
+            assert np.isfinite(collection.states(reader, kind)).all()
+        assert (collection.feature(reader, "logprob_min") <= collection.feature(reader, "logprob_mean")).all()
+
+
+def test_a_run_cut_short_has_one_prefix_of_many_problems_and_goes_on_to_the_same_end(collect, tmp_path):
+    whole = rows(collect(folder=tmp_path / "whole"))
+    folder = collect(n_groups=2)
+    assert {row["problem_id"] for row in rows(folder)} == {problem.problem_id for problem in PROBLEMS}
+    with (folder / "index.jsonl").open("a") as file:
+        file.write('{"prefix_id": 99, "torn')
+    collect()
+    assert rows(folder) == whole
+
+
+def test_other_settings_do_not_mix_into_a_collection(collect):
+    collect(n_groups=1)
+    with pytest.raises(ConfigError, match=r"holds another collection \(different: n_samples\)"):
+        collect(n_samples=N + 1)
+
+
+def test_problems_keep_their_line_numbers(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps({"question": f"q{i}"}) + "\n" for i in range(5)))
+    assert [p.problem_id for p in read_problems(path, limit=2, offset=3)] == ["data:3", "data:4"]
+    with pytest.raises(ConfigError, match="has no problems"):
+        read_problems(path, limit=2, offset=9)
+
+
+def test_the_layers_read_by_default_leave_out_the_last():
+    assert middle_layers(28) == (14, 20, 24, 26)
+    assert middle_layers(24) == (12, 17, 20, 22)
+    assert middle_layers(3) == (1,)
+    assert middle_layers(1) == (0,)
