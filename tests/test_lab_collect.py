@@ -13,7 +13,7 @@ from semspec_local.lab.collection import read_collection
 
 pytest.importorskip("safetensors", reason="the extra packages of the lab are not installed")
 
-PROBLEMS = [Problem(f"made:{i}", question) for i, question in enumerate(["How many?", "And then?", "Why 7?"])]
+PROBLEMS = [Problem(i, f"made:{i}", question) for i, question in enumerate(["How many?", "And then?", "Why 7?"])]
 N = 3
 
 
@@ -33,10 +33,10 @@ def config(**changes) -> CollectConfig:
 
 @pytest.fixture
 def collect(tiny, tmp_path):
-    def run(n_groups: int | None = None, folder=tmp_path / "collection", **changes):
+    def run(n_groups: int | None = None, folder=tmp_path / "collection", problems=PROBLEMS, **changes):
         pair = (tiny("llama"), tiny("llama-other-seed"))
         with Collector(folder, *pair, config(**changes), "made", "made") as collector:
-            for number, _ in enumerate(collector.run(PROBLEMS, n_group=2), 1):
+            for number, _ in enumerate(collector.run(problems, n_group=2), 1):
                 if number == n_groups:
                     break
         return folder
@@ -84,9 +84,24 @@ def test_other_settings_do_not_mix_into_a_collection(collect):
 def test_problems_keep_their_line_numbers(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps({"question": f"q{i}"}) + "\n" for i in range(5)))
-    assert [p.problem_id for p in read_problems(path, limit=2, offset=3)] == ["data:3", "data:4"]
+    assert [(p.number, p.problem_id) for p in read_problems(path, 2, offset=3)] == [(3, "data:3"), (4, "data:4")]
     with pytest.raises(ConfigError, match="has no problems"):
         read_problems(path, limit=2, offset=9)
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", "{}", "null"])
+def test_a_line_without_a_question_is_named(tmp_path, line):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"question": "q"}\n' + line + "\n")
+    with pytest.raises(ConfigError, match="line 2: got"):
+        read_problems(path, limit=5)
+
+
+def test_other_problems_of_the_same_data_join_a_collection(collect, tmp_path):
+    folder = collect(problems=PROBLEMS[:1])
+    collect(problems=PROBLEMS[1:])
+    whole = rows(collect(folder=tmp_path / "whole"))
+    assert sorted(row["prefix_id"] for row in rows(folder)) == sorted(row["prefix_id"] for row in whole)
 
 
 def test_the_layers_read_by_default_leave_out_the_last():

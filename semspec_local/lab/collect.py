@@ -22,8 +22,9 @@ from ..errors import ConfigError
 from ..llama.chat import ChatTemplate
 from ..llama.lanes import Job, LlamaLanes, Trunk
 from ..protocols import ModelStep, Pooling, TapPoint, Window
-from ..provenance import fingerprint_file, provenance
+from ..provenance import atomic_write, fingerprint_file, provenance
 from ..steps import StepReader
+from .collection import COLLECTION_VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,9 @@ class CollectConfig:
 
 @dataclass(frozen=True)
 class Problem:
+    """A question; `number` is its line in the data, which its prefixes and seeds are derived from."""
+
+    number: int
     problem_id: str
     question: str
 
@@ -69,15 +73,24 @@ class _Prefix:
 
 
 def read_problems(path: Path, limit: int, offset: int = 0) -> list[Problem]:
-    """Problems from a JSONL file whose lines hold `question`; ids are their line numbers."""
+    """Problems from a JSONL file whose lines hold `question`, numbered by their lines."""
     problems = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines):
             if offset <= number < offset + limit:
-                problems.append(Problem(f"{path.stem}:{number}", json.loads(line)["question"]))
+                problems.append(Problem(number, f"{path.stem}:{number}", _question(path, number, line)))
     if not problems:
         raise ConfigError(f"{path} has no problems at {offset} to {offset + limit}; wanted JSONL lines with a question")
     return problems
+
+
+def _question(path: Path, number: int, line: str) -> str:
+    try:
+        return str(json.loads(line)["question"])
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError(
+            f"{path}, line {number + 1}: got {line[:60]!r}; wanted a JSON object with a question"
+        ) from None
 
 
 def middle_layers(n_layer: int) -> tuple[int, ...]:
@@ -98,10 +111,10 @@ class Collector:
             self.draft = stack.enter_context(self._lanes(draft, config.draft_layers))
             if self.target.model.vocabulary.fingerprint != self.draft.model.vocabulary.fingerprint:
                 raise ConfigError("collecting needs a draft and a target with one vocabulary")
+            self._chat = ChatTemplate(self.target.model)
+            folder.mkdir(parents=True, exist_ok=True)
+            self._write_header(pair, data)
             self._stack = stack.pop_all()
-        self._chat = ChatTemplate(self.target.model)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._write_header(pair, data)
 
     def _lanes(self, path: Path, layers: tuple[int, ...]) -> LlamaLanes:
         config = self.config
@@ -123,7 +136,7 @@ class Collector:
             for role, lanes in (("target", self.target), ("draft", self.draft))
         }
         header = {
-            "version": 1,
+            "version": COLLECTION_VERSION,
             "pair": pair,
             "models": models,
             "layers": {"target": list(config.target_layers), "draft": list(config.draft_layers)},
@@ -145,8 +158,9 @@ class Collector:
                 raise ConfigError(
                     f"{self.folder} holds another collection (different: {', '.join(changed)}); use a new folder"
                 )
+            return
         text = json.dumps(header | {"provenance": provenance()}, indent=2, ensure_ascii=False)
-        path.write_text(text + "\n", encoding="utf-8")
+        atomic_write(path, text + "\n")
 
     # -- the run ------------------------------------------------------------------------------------
 
@@ -159,7 +173,7 @@ class Collector:
         n_new = 0
         for k in range(self.config.n_prefixes):
             for start in range(0, len(problems), n_group):
-                prefixes = self._prefixes(problems[start : start + n_group], start)
+                prefixes = self._prefixes(problems[start : start + n_group])
                 waiting = [p for p in prefixes if p.prefix_id % self.config.n_prefixes == k and p.prefix_id not in done]
                 if waiting:
                     self._collect_group(waiting)
@@ -167,7 +181,7 @@ class Collector:
                     n_new += len(waiting)
                     yield len(done), n_new
 
-    def _prefixes(self, problems: Sequence[Problem], start: int) -> list[_Prefix]:
+    def _prefixes(self, problems: Sequence[Problem]) -> list[_Prefix]:
         """Places in solutions by the target; the solutions are stored, so that a rerun has the same prefixes."""
         path = self.folder / "solutions.jsonl"
         stored = {row["problem_id"]: row["tokens"] for row in _read_lines(path)}
@@ -176,14 +190,15 @@ class Collector:
             stored[problem.problem_id] = tokens
             _append_line(path, {"problem_id": problem.problem_id, "tokens": tokens})
         prefixes: list[_Prefix] = []
-        for number, problem in enumerate(problems, start):
+        for problem in problems:
             prompt, steps = self._prompt(problem), self._cut(stored[problem.problem_id])
-            rng = np.random.default_rng([self.config.seed, number])
-            n = min(self.config.n_prefixes, len(steps))
-            for k, step_index in enumerate(sorted(rng.choice(len(steps), size=n, replace=False).tolist())):
+            rng = np.random.default_rng([self.config.seed, problem.number])
+            # The target writes the first step itself at run time; a solution of one step has no other place.
+            places = rng.permutation(range(1, len(steps)) if len(steps) > 1 else [0]).tolist()
+            for k, step_index in enumerate(places[: self.config.n_prefixes]):
                 before = [token for step in steps[:step_index] for token in step]
                 text = self.target.model.vocabulary.decode(before)
-                prefix_id = number * self.config.n_prefixes + k
+                prefix_id = problem.number * self.config.n_prefixes + k
                 prefixes.append(_Prefix(prefix_id, problem, step_index, text, prompt + before))
         return prefixes
 
