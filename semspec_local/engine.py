@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,10 +16,12 @@ import numpy as np
 
 from .bridge import Bridge
 from .config import MAX_SEED, THINK_CLOSE, RunConfig, check_seed
+from .errors import SemspecError
 from .metrics import Counters
 from .policy import Decision, Policy, Reason, StepScores
 from .prefix import Prefix, Side
-from .protocols import ModelStep, Role, StepModel, StepProbe
+from .protocols import ModelStep, StepModel, StepProbe
+from .roles import ROLES, Role
 from .steps import StepReader, carry_for
 from .trace import Origin, StepRecord, StopReason
 from .waiting import WaitingRecords
@@ -29,11 +32,15 @@ Added = dict[Role, list[int]]
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompt as each model reads it; `thinking` says that it ends inside an opened thinking block."""
+    """The prompt as each model reads it; `thinking` says that it ends inside an opened thinking block.
+
+    `text` is the target's prompt as text, for the record.
+    """
 
     target: Sequence[int]
     draft: Sequence[int] = ()
     thinking: bool = False
+    text: str = ""
 
 
 @dataclass
@@ -63,7 +70,8 @@ class Speculation:
         probes: Mapping[Role, StepProbe] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.policy, self.config, self._clock = policy, config, clock
+        self.prompts, self.policy, self.config, self.seed = prompts, policy, config, check_seed(seed)
+        self._clock = clock
         self.target = Side(target, prompts.target)
         self.draft = Side(draft, prompts.draft) if draft is not None and policy.drafts else None
         self.bridge = Bridge(self.draft.model.vocabulary, target.vocabulary) if self.draft is not None else None
@@ -71,13 +79,16 @@ class Speculation:
         self.counters = Counters(n_prompt_tokens=len(prompts.target))
         self.stop_reason: StopReason | None = None
         self._probes = dict(probes or {})
-        self._seeds = np.random.SeedSequence(check_seed(seed)).generate_state(3).tolist()
+        self._seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
         self._rng = np.random.default_rng(self._seeds[2])
         self._n_records = self._n_tokens = self._n_think_tokens = 0
         self._waiting = WaitingRecords(config.stop)
+        self._start: float | None = None
 
     def __iter__(self) -> Iterator[StepRecord]:
-        start = self._clock()
+        if self._start is not None:
+            raise RuntimeError("a run can be iterated once; make another one for another run")
+        self._start = self._clock()
         try:
             self.prefill()
             while self.stop_reason is None:
@@ -91,10 +102,20 @@ class Speculation:
                     yield from self.reject(candidate, decision)
                     reason = decision.reason if decision.reason == "forced_target" else "rejected"
                 yield from self.close_thinking() if reason == "think_budget" else self.write(reason)
-            yield from self._release(self._waiting.release_all())
+            yield from self.drain()
+        except KeyboardInterrupt:
+            self.stop_reason = "interrupted"
+            raise
+        except SemspecError:
+            self.stop_reason = "error"
+            raise
         finally:
+            self.counters.wall_s = self._clock() - self._start
             self.rollback()
-            self.counters.wall_s = self._clock() - start
+
+    def drain(self) -> Iterator[StepRecord]:
+        """The records that still waited for their text to be settled, for a run that was broken off."""
+        return self._release(self._waiting.release_all())
 
     @property
     def text(self) -> str:
@@ -110,7 +131,6 @@ class Speculation:
             side.model.reseed(seed % (MAX_SEED + 1))
             side.model.prefill(side.prompt)
         self.counters.prefill_s = self._clock() - start
-        self._start = start
 
     def unverified(self) -> Reason | None:
         """Why the next step is not to be drafted and verified; None when it is."""
@@ -137,10 +157,10 @@ class Speculation:
     def verify(self, candidate: Candidate) -> Decision:
         """The target reads the candidate in one pass, the probes score it, the policy decides."""
         assert self.bridge is not None
-        draft, target = self._draft, self.target
-        tokens = self.bridge.carry(candidate.drafted.tokens, draft.model.vocabulary, target.model.vocabulary)
+        target = self.target
+        tokens = self.bridge.carry(candidate.drafted.tokens, candidate.text, target.model.vocabulary)
         # An empty step, or one that is too long in the target's tokens: only the target can end the run exactly.
-        if not candidate.fits or not 0 < len(tokens) <= min(self._budget, target.room):
+        if not candidate.fits or not 0 < len(tokens) <= min(self._limits([target])):
             return Decision(False, "forced_target")
         needs = self.policy.needs
         start = self._clock()
@@ -195,7 +215,7 @@ class Speculation:
             self.rollback()
             self._end(reader.end.kind)
             return self._release(self._waiting.release(self.prefix.data))
-        added: Added = {role: step.tokens[:kept], **self._read_along(role, step.tokens[:kept])}
+        added: Added = {role: step.tokens[:kept], **self._read_along(role, step.tokens[:kept], text)}
         times = {"write_s": written - start, "read_s": self._clock() - written}
         record = self._record(role, reason, text, reader.end.kind, added, committed=True, **times)
         return self._append(record, text, added)
@@ -218,9 +238,10 @@ class Speculation:
         return self._append(record, text.encode(), added)
 
     def rollback(self) -> None:
-        """Both models forget what is not committed."""
-        for side in self._sides():
-            side.rollback()
+        """Both models forget what is not committed, also when one of them fails."""
+        with ExitStack() as stack:
+            for side in self._sides():
+                stack.callback(side.rollback)
 
     # -- helpers ------------------------------------------------------------------------------------
 
@@ -233,10 +254,8 @@ class Speculation:
         return [self.target] + ([self.draft] if self.draft is not None else [])
 
     def _roles(self) -> list[tuple[Role, Side]]:
-        roles: list[tuple[Role, Side]] = [("target", self.target)]
-        if self.draft is not None:
-            roles.append(("draft", self.draft))
-        return [(role, side) for role, side in roles if side.active]
+        """The sides that take part in the next step, by role."""
+        return [(role, side) for role, side in zip(ROLES, self._sides()) if side.active]
 
     def _answer_role(self) -> Role:
         """Who writes the answer; the other model is not needed any more, and reads no further."""
@@ -255,29 +274,36 @@ class Speculation:
         budget = self.config.think_budget
         return None if budget is None else max(0, budget - self._n_think_tokens)
 
+    @property
+    def _may_think(self) -> bool:
+        """Is the next step part of the thinking? A first step may open it."""
+        return self.prefix.thinking or not self.prefix.data
+
+    def _limits(self, sides: Sequence[Side]) -> list[int]:
+        """How many tokens the next step may have: in the run, in the contexts, in the thinking."""
+        limits = [self._budget, *(side.room for side in sides if side.active)]
+        if self._may_think and self._think_room is not None:
+            limits.append(max(1, self._think_room))
+        return limits
+
     def _reader(self, sides: Sequence[Side]) -> StepReader:
         """A reader for the next step, with its limit in tokens."""
-        prefix, stops = self.prefix, self.config.stop
-        limits = [self.config.max_step_tokens, self._budget, *(side.room for side in sides if side.active)]
-        if prefix.thinking and self._think_room:
-            limits.append(self._think_room)
-        close_tag = THINK_CLOSE if prefix.thinking or not prefix.data else None
-        carry = carry_for(stops, close_tag, prefix.data)
-        return StepReader(max_tokens=max(1, min(limits)), stops=stops, close_tag=close_tag, carry=carry)
+        n_tokens = max(1, min(self.config.max_step_tokens, *self._limits(sides)))
+        stops, close_tag = self.config.stop, THINK_CLOSE if self._may_think else None
+        carry = carry_for(stops, close_tag, self.prefix.data)
+        return StepReader(max_tokens=n_tokens, stops=stops, close_tag=close_tag, carry=carry)
 
     def _semantic_prob(self, role: Role, step: ModelStep) -> float | None:
         probe = self._probes.get(role)
         return probe.semantic_prob(step.states[probe.tap]) if probe is not None else None
 
-    def _read_along(self, writer: Role, tokens: Sequence[int]) -> Added:
+    def _read_along(self, writer: Role, tokens: Sequence[int], text: bytes) -> Added:
         """The other active model reads what one has written."""
         added: Added = {}
         for role, side in self._roles():
             if role != writer:
                 assert self.bridge is not None
-                source = self.draft if writer == "draft" else self.target
-                assert source is not None
-                carried = self.bridge.carry(tokens, source.model.vocabulary, side.model.vocabulary)
+                carried = self.bridge.carry(tokens, text, side.model.vocabulary)
                 if len(carried) > side.room:
                     self.stop_reason = "context_full"
                     side.active = False
@@ -307,23 +333,23 @@ class Speculation:
             side.committed += tokens
         n_tokens = record.n_target_tokens if record.n_target_tokens is not None else record.n_draft_tokens or 0
         self._n_tokens += n_tokens
-        if self.prefix.thinking or not self.prefix.data:
+        if self._may_think:
             self._n_think_tokens += n_tokens
         self.prefix.data += text
         self.prefix.n_steps += 1
         self._waiting.add(record)
         self.rollback()  # what a stop string cut off the last token's end
-        if self.counters.ttft_s is None:
+        if self.counters.ttft_s is None and self._start is not None:
             self.counters.ttft_s = self._clock() - self._start
         self._end(record.end)
         return self._release(self._waiting.release(self.prefix.data))
 
     def _end(self, kind: str) -> None:
-        """Set the stop reason when the run is over."""
-        if self.stop_reason is not None:
-            return
+        """Set the stop reason when the run is over; the model's own end comes before any limit."""
         if kind in ("eos", "stop"):
             self.stop_reason = "eos" if kind == "eos" else "stop"
+        elif self.stop_reason is not None:
+            return
         elif self._budget <= 0:
             self.stop_reason = "budget"
         elif min(side.room for side in self._sides() if side.active) <= 0:
@@ -337,10 +363,12 @@ class Speculation:
     def _cut(self, n_bytes: int) -> None:
         """A stop string began this many bytes before the end of the committed text: take them and their tokens off."""
         self.prefix.data = self.prefix.data[: len(self.prefix.data) - n_bytes]
-        n_before = {role: len(side.committed) for role, side in self._roles()}
-        for _, side in self._roles():
+        dropped: dict[Role, int] = {}
+        for role, side in zip(ROLES, self._sides()):
+            n_before = len(side.committed)
             side.cut(len(self.prefix.data))
-        self._waiting.cut(n_bytes, {role: n_before[role] - len(side.committed) for role, side in self._roles()})
+            dropped[role] = n_before - len(side.committed)
+        self.prefix.n_steps -= self._waiting.cut(n_bytes, dropped)
 
 
 def _kept(step: ModelStep, reader: StepReader, side: Side) -> tuple[int, bytes]:

@@ -39,7 +39,6 @@ Reason = Literal[
     "answer_phase",
     "think_budget",
     "no_draft",
-    "stop",
 ]
 """Why a step was accepted, rejected or written: a closed set of codes, as they stand in a trace."""
 
@@ -138,10 +137,10 @@ class Policy(ABC):
     def _checked(cls, threshold: float) -> float:
         low, high = cls.threshold_range
         if cls.default_threshold is None:
-            raise ConfigError(f"--threshold is {threshold}; policy {cls.name} has no threshold, so leave it out")
+            raise ConfigError(f"the threshold is {threshold}; policy {cls.name} has no threshold, so leave it out")
         if not low <= threshold <= high:  # NaN is in no range
             wanted = f"{low:g} or more" if high == sys.float_info.max else f"a number from {low:g} to {high:g}"
-            raise ConfigError(f"--threshold is {threshold}; policy {cls.name} wanted {wanted}")
+            raise ConfigError(f"the threshold is {threshold}; policy {cls.name} wanted {wanted}")
         return float(threshold)
 
 

@@ -11,7 +11,7 @@ from .protocols import StepModel
 
 @dataclass
 class Side:
-    """One model of the run. `committed` are the ids after the prompt's; an inactive side has fallen behind."""
+    """One model of the run. `committed` are the ids after the prompt's; an inactive side reads no further."""
 
     model: StepModel
     prompt: Sequence[int]
@@ -30,7 +30,7 @@ class Side:
 
     def rollback(self) -> None:
         """Forget everything that is not committed."""
-        if self.active and self.model.n_past > self.n_committed:
+        if self.model.n_past > self.n_committed:
             self.model.rollback(self.n_committed)
 
     def cut(self, n_bytes: int) -> None:

@@ -13,9 +13,9 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .roles import Role as Role
 from .steps import StepReader
 
-Role = Literal["draft", "target"]
 Window = Literal["predictor", "token"]
 Pooling = Literal["mean", "last"]
 
@@ -125,6 +125,7 @@ class StepModel(Protocol):
         """Write tokens until `reader` says that the step has ended, or an end-of-generation token is drawn.
 
         An end-of-generation token ends the step and is in neither the tokens nor the cache. The step may be empty.
+        One of kind "length" is cut back to `reader.n_complete_tokens`, if there are any.
         """
         ...
 

@@ -12,21 +12,23 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .answer import final_answer
 from .config import MAX_SEED, ModelConfig, RunConfig, check_seed
 from .engine import Prompts, Speculation
-from .errors import ConfigError
+from .errors import ConfigError, ModelError, ProbeError
 from .modelinfo import ModelInfo
 from .policy import Policy, make_policy
-from .protocols import Role, StepProbe
+from .protocols import StepProbe
 from .provenance import fingerprint_file, provenance
+from .roles import ROLES, Role
 from .trace import StepRecord
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from .llama.chat import Prompt
 
-ROLES: tuple[Role, ...] = ("target", "draft")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,10 @@ class Sources:
 
     def path(self, role: Role) -> Path | None:
         return self.target if role == "target" else self.draft
+
+    def files(self) -> list[Path]:
+        """Every file that a run reads."""
+        return [path for role in ROLES if (path := self.path(role)) is not None] + list(self.probes.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +102,7 @@ class Reasoner:
         unused = sorted(set(self.sources.probes) - set(self._probe_roles()))
         if unused and self.sources.pair is None:
             logger.warning("policy %s uses no probe for the %s", self.policy.name, " and the ".join(unused))
+        self._check_unused()
         if not self.policy.drafts:
             return
         if self.sources.draft is None:
@@ -107,6 +114,17 @@ class Reasoner:
                 f"give {' and '.join(f'--{role}-probe' for role in missing)}, "
                 "or use a policy without probes, such as loglik-ratio"
             )
+
+    def _check_unused(self) -> None:
+        """A file that this policy does not need is not opened; a mistyped name is said all the same."""
+        draft = self.sources.draft
+        if not self.policy.drafts and draft is not None and not draft.exists():
+            raise ModelError(f"no model file at {draft}; check the path, or leave out -md")
+        for role in set(self.sources.probes) - set(self._probe_roles()):
+            if not self.sources.probes[role].exists():
+                raise ProbeError(
+                    f"no probe at {self.sources.probes[role]}; check the path, or leave out --{role}-probe"
+                )
 
     def _probe_roles(self) -> list[Role]:
         return [role for role in ROLES if f"{role}_semantic_prob" in self.policy.needs]
@@ -169,22 +187,21 @@ class Reasoner:
         template_options: Mapping[str, Any] | None = None,
         config: RunConfig | None = None,
     ) -> Speculation:
-        """A run over one question, ready to be iterated; another `config` must need no more than the loaded one."""
-        if not question.strip():
-            raise ConfigError("the question is empty; wanted some text")
-        messages = [{"role": "user", "content": question}]
-        system = self.sources.system if system is None else system
-        if system:
-            messages.insert(0, {"role": "system", "content": system})
-        rendered = {role: chat.render(messages, template_options) for role, chat in self._chats.items()}
-        for role, prompt in rendered.items():
-            self._models[role].check_prompt(prompt.tokens)
+        """A run over one question, ready to be iterated.
+
+        `system` None takes the pair's own message, "" none at all. Another `config` must sample as the loaded one
+        does, and must not need models or probes that were not loaded.
+        """
         config = config or self.config
+        if config.sampling != self.config.sampling:
+            raise ConfigError("sampling is chosen when the models are loaded; load them again to sample otherwise")
+        rendered = self._prompts(question, system, dict(template_options or {}))
         return Speculation(
             Prompts(
                 target=rendered["target"].tokens,
                 draft=rendered["draft"].tokens if "draft" in rendered else (),
                 thinking=rendered["target"].thinking,
+                text=rendered["target"].text,
             ),
             target=self._models["target"],
             draft=self._models.get("draft"),
@@ -193,6 +210,26 @@ class Reasoner:
             probes=self.probes,
             seed=check_seed(seed),
         )
+
+    def _prompts(self, question: str, system: str | None, options: dict[str, Any]) -> dict[Role, Prompt]:
+        """The question as each model reads it, with the template options that its own template knows."""
+        if not question.strip():
+            raise ConfigError("the question is empty; wanted some text")
+        messages = [{"role": "user", "content": question}]
+        system = self.sources.system if system is None else system
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
+        known = {role: chat.options for role, chat in self._chats.items()}
+        if unknown := sorted(set(options) - set().union(*known.values())):
+            names = ", ".join(sorted(set().union(*known.values()))) or "none"
+            raise ConfigError(f"no chat template here has the option {', '.join(unknown)}; known: {names}")
+        rendered = {
+            role: chat.render(messages, {name: value for name, value in options.items() if name in known[role]})
+            for role, chat in self._chats.items()
+        }
+        for role, prompt in rendered.items():
+            self._models[role].check_prompt(prompt.tokens)
+        return rendered
 
     def _policy_for(self, config: RunConfig) -> Policy:
         policy = make_policy(config.policy, config.threshold)
@@ -208,17 +245,18 @@ class Reasoner:
         seed = new_seed() if seed is None else seed
         speculation = self.start(question, seed=seed, **options)
         records = list(speculation)
-        return result_of(speculation, records, seed)
+        return result_of(speculation, records)
 
-    def header(self, question: str, *, seed: int, argv: list[str] | None = None) -> dict[str, Any]:
-        """What a trace says of the run before its first step."""
+    def header(self, question: str, speculation: Speculation, *, argv: list[str] | None = None) -> dict[str, Any]:
+        """What a trace says of a run before its first step; `prompt` is the whole text that the target reads."""
         return {
             "provenance": provenance(argv),
-            "seed": seed,
+            "seed": speculation.seed,
             "question": question,
-            "policy": self.policy.name,
-            "threshold": self.policy.threshold,
-            "config": asdict(self.config),
+            "prompt": speculation.prompts.text,
+            "policy": speculation.policy.name,
+            "threshold": speculation.policy.threshold,
+            "config": asdict(speculation.config),
             "models_config": asdict(self.models),
             "pair": self.sources.pair,
             "models": {role: self._facts(role) for role in self._models},
@@ -248,8 +286,8 @@ def new_seed() -> int:
     return secrets.randbelow(MAX_SEED + 1)
 
 
-def result_of(speculation: Speculation, records: list[StepRecord], seed: int) -> RunResult:
-    """The result of a run that has ended, or was interrupted."""
+def result_of(speculation: Speculation, records: list[StepRecord]) -> RunResult:
+    """The result of a run that has ended, or was broken off."""
     counters = speculation.counters
     reasoning, rest = speculation.prefix.split()
     n_tokens = counters.n_committed_tokens
@@ -258,7 +296,7 @@ def result_of(speculation: Speculation, records: list[StepRecord], seed: int) ->
         text=speculation.text,
         reasoning=reasoning,
         stop_reason=speculation.stop_reason or "interrupted",
-        seed=seed,
+        seed=speculation.seed,
         usage={
             "prompt_tokens": counters.n_prompt_tokens,
             "completion_tokens": n_tokens,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -38,8 +39,10 @@ class ByteVocabulary:
 class ScriptedModel:
     """A model that writes from a script: strings taken in turn, or a function from the text so far to what comes next.
 
-    A script that has run out ends generation. `calls` lists what was asked: the method's name, and `n_past` before the
-    call. `logprob` is the log-probability of every token, `in_top2` whether it is among the two likeliest.
+    What a step leaves of a string begins the next one, unless the script is a function. A script that has run out
+    ends generation; a function that returns nothing is an error. `calls` lists what was asked: the method's name, and
+    `n_past` before the call. `logprob` is the log-probability of every token, `in_top2` whether it is among the two
+    likeliest.
     """
 
     n_embd = 4
@@ -58,7 +61,9 @@ class ScriptedModel:
         self.tokens: list[int] = []
         self.calls: list[tuple[str, int]] = []
         self.logprob, self.in_top2 = logprob, in_top2
+        self._is_function = callable(script)
         self._next = script if callable(script) else _from_list(iter(script))
+        self._rest: deque[int] = deque()
 
     @property
     def n_past(self) -> int:
@@ -80,16 +85,19 @@ class ScriptedModel:
         self.calls.append(("propose", self.n_past))
         start = self.n_past
         while reader.end is None:
-            for token in self._written():
-                if token == EOG:
-                    reader.finish("eos")
-                    break
-                self.tokens.append(token)
-                if self.n_past > self.n_ctx:
-                    raise AssertionError("the engine let a model write past its context")
-                if reader.feed(self.vocabulary.piece(token)):
-                    break
+            token = self._write()
+            if token == EOG:
+                reader.finish("eos")
+                break
+            self.tokens.append(token)
+            if self.n_past > self.n_ctx:
+                raise AssertionError("the engine let a model write past its context")
+            reader.feed(self.vocabulary.piece(token))
         assert reader.end is not None
+        if self._is_function:
+            self._rest.clear()
+        if reader.end.kind == "length" and reader.n_complete_tokens:
+            del self.tokens[start + reader.n_complete_tokens :]
         return self._step(start, logprobs, reader.end.kind)
 
     def score(self, tokens: Sequence[int], *, logprobs: bool = False) -> ModelStep:
@@ -105,9 +113,15 @@ class ScriptedModel:
         assert 1 <= n_past <= self.n_past, "rollback to a position that is in the cache"
         del self.tokens[n_past:]
 
-    def _written(self) -> Iterator[int]:
-        for part in self._next(self.text).partition(END):
-            yield from [EOG] if part == END else part.encode()
+    def _write(self) -> int:
+        """The next token of the script."""
+        if not self._rest:
+            text = self._next(self.text)
+            if not text:
+                raise ValueError("the script gave no text; wanted some, or END to end generation")
+            for part in text.partition(END):
+                self._rest += [EOG] if part == END else self.vocabulary.encode(part)
+        return self._rest.popleft()
 
     def _step(self, start: int, logprobs: bool, end: str | None) -> ModelStep:
         tokens = self.tokens[start:]

@@ -23,7 +23,7 @@ from .policy import Reason
 TRACE_VERSION = 1
 
 Origin = Literal["draft", "target", "forced"]
-StopReason = Literal["eos", "budget", "context_full", "stop", "interrupted"]
+StopReason = Literal["eos", "budget", "context_full", "stop", "interrupted", "error"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .protocols import Role
+from .roles import Role
 from .trace import StepRecord
 
 
@@ -30,9 +30,13 @@ class WaitingRecords:
         released, self._records = self._records, []
         return released
 
-    def cut(self, n_bytes: int, n_tokens: Mapping[Role, int]) -> None:
-        """Take `n_bytes` of text, and so many tokens of each model, off the end of the committed steps."""
+    def cut(self, n_bytes: int, n_tokens: Mapping[Role, int]) -> int:
+        """Take `n_bytes` of text, and so many tokens of each model, off the end of the committed steps.
+
+        A step of which nothing is left is not committed any more; returns how many those are.
+        """
         left = dict(n_tokens)
+        n_emptied = 0
         for i in reversed(range(len(self._records))):
             record = self._records[i]
             if not record.committed or n_bytes <= 0:
@@ -40,7 +44,12 @@ class WaitingRecords:
             text = record.text.encode()
             kept = max(0, len(text) - n_bytes)
             n_bytes -= len(text) - kept
-            changes: dict[str, Any] = {"text": text[:kept].decode("utf-8", errors="replace"), "end": "stop"}
+            n_emptied += not kept
+            changes: dict[str, Any] = {
+                "text": text[:kept].decode("utf-8", errors="replace"),
+                "end": "stop",
+                "committed": bool(kept),
+            }
             for role in left:
                 n_had = getattr(record, f"n_{role}_tokens")
                 if n_had is not None:
@@ -48,3 +57,4 @@ class WaitingRecords:
                     left[role] -= taken
                     changes[f"n_{role}_tokens"] = n_had - taken
             self._records[i] = replace(record, **changes)
+        return n_emptied

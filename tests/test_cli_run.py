@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from gguf_factory import write_model
 
 from semspec_local import read_trace
 from semspec_local.cli import INTERRUPTED, _run
+from semspec_local.errors import DecodeError
 from semspec_local.policy import POLICIES
 
 
@@ -104,10 +106,12 @@ def pair(tiny: Callable[[str], Path]) -> list[object]:
         (["hi", "--stop", ""], "--stop is empty"),
         (["hi", "--stop", "x\udcff"], "--stop holds bytes that are no UTF-8"),
         (["hi", "--answer-by", "nobody"], "'nobody' is not one of"),
-        (["hi", "--threshold", "nan"], "--threshold is nan"),
+        (["hi", "--threshold", "nan"], "the threshold is nan"),
         (["hi", "--policy", "mean-loglik", "--threshold", "2"], "mean-loglik wanted a number from 0 to 1"),
         (["hi", "--min-acceptance-ratio", "0.5", "--threshold", "0.5"], "one number; give one of them"),
-        (["hi", "--min-acceptance-ratio", "0.5", "--policy", "always"], "policy always takes --threshold"),
+        (["hi", "--min-acceptance-ratio", "0.5", "--policy", "always"], "always has no ratio floor"),
+        (["hi", "--min-acceptance-ratio", "0.5", "--policy", "nope"], "known are semantic-ratio"),
+        (["hi", "--min-acceptance-ratio", "-1"], "the threshold is -1.0"),
         (["hi", "--template-kwargs", "{thinking"], "is not JSON"),
         (["hi", "--template-kwargs", "[1]"], "is not a JSON object"),
         (["hi", "-m", "target.gguf"], "needs a draft; give one with -md, or use --policy never"),
@@ -185,7 +189,8 @@ KINDS = ["loglik-ratio", "always", "never"]
 def test_the_text_goes_to_stdout_and_one_line_of_statistics_to_stderr(run, pair, policy):
     outcome = run("hi", *pair, "--policy", policy)
     assert outcome.code == 0
-    (line,) = outcome.err.strip().splitlines()
+    *remarks, line = outcome.err.strip().splitlines()
+    assert all("drafted steps were accepted" in remark for remark in remarks if remark)
     assert line.endswith("; seed 7")
     assert ("nothing was drafted" in line) == (policy == "never")
     as_json = json.loads(run("hi", *pair, "--policy", policy, "--json").out)
@@ -285,6 +290,58 @@ def test_a_run_that_cannot_start_keeps_the_trace_of_an_earlier_one(run, pair, tm
     assert run("hi", *pair, "--policy", "semantic-greedy", "--trace", "t.jsonl").code == 2
     assert run("long " * 500, *pair, "--policy", "never", "-c", "64", "--trace", "t.jsonl").code == 2
     assert (tmp_path / "t.jsonl").read_text() == "precious"
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_trace_never_overwrites_an_input(run, pair, tmp_path, link):
+    (tmp_path / "q.txt").write_text("hi")
+    name = "q.txt"
+    if link:
+        (tmp_path / "link").symlink_to(tmp_path / "q.txt")
+        name = "link"
+    outcome = run("-f", "q.txt", *pair, "--policy", "never", "--trace", name)
+    assert outcome.code == 2 and "is also an input" in outcome.error
+    assert (tmp_path / "q.txt").read_text() == "hi"
+
+
+def test_a_missing_file_is_refused_although_the_policy_does_not_need_it(run, pair):
+    assert run("hi", *pair[:2], "-md", "missing.gguf", "--policy", "never").code == 4
+    assert run("hi", *pair, "--target-probe", "missing.onnx", "--policy", "never").code == 4
+
+
+def test_a_failure_in_the_middle_keeps_text_trace_and_json(run, pair, tmp_path, monkeypatch):
+    from semspec_local.llama.session import LlamaStepModel
+
+    propose = LlamaStepModel.propose
+
+    def fails_later(self, reader, **options):
+        if self.n_past > 60:
+            raise DecodeError("no more")
+        return propose(self, reader, **options)
+
+    monkeypatch.setattr(LlamaStepModel, "propose", fails_later)
+    outcome = run("hi", *pair, "--policy", "never", "--json", "--trace", "t.jsonl", "--max-step-tokens", "8")
+    assert outcome.code == 1 and "Error: no more" in outcome.err
+    result = json.loads(outcome.out)
+    assert result["stop_reason"] == "error" and result["text"]
+    trace = read_trace(tmp_path / "t.jsonl")
+    assert trace.summary.stop_reason == "error"
+    assert "".join(step.text for step in trace.steps) == result["text"]
+
+
+def test_closed_standard_streams_are_no_traceback(pair, tmp_path):
+    command = " ".join(shlex.quote(word) for word in program("-", *pair, "--policy", "never"))
+    closed = subprocess.run(f"{command} <&-", shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert closed.returncode == 2 and "standard input is closed" in closed.stderr
+    command = " ".join(shlex.quote(word) for word in program("hi", *pair, "--policy", "never", "-n", "4"))
+    silent = subprocess.run(f"{command} >&-", shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert silent.returncode == 0 and "Traceback" not in silent.stderr
+
+
+def test_a_stop_text_with_blanks_is_not_cut_by_the_environment(run, pair, monkeypatch, tmp_path):
+    monkeypatch.setenv("SEMSPEC_RUN_STOP", "END OF")
+    assert run("hi", *pair, "--policy", "never", "-n", "4", "--trace", "t.jsonl").code == 0
+    assert read_trace(tmp_path / "t.jsonl").header["config"]["stop"] == []
 
 
 # -- as a program of its own --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from semspec_local.config import SamplingConfig
+from semspec_local.errors import DecodeError
 from semspec_local.llama.lanes import Job, LlamaLanes
 from semspec_local.llama.session import LlamaStepModel
 from semspec_local.protocols import TapPoint
@@ -85,6 +86,17 @@ def test_lanes_and_trunks_are_free_again_after_use(lanes):
             lanes.release(trunk)
     assert len(lanes._free_lanes) == 5
     assert len(lanes._free_trunks) == 3
+
+
+def test_lanes_and_trunks_come_back_from_what_was_broken_off(lanes):
+    writing = lanes.write(jobs(lanes, [1, 50, 50]))
+    next(writing)
+    writing.close()
+    assert len(lanes._free_lanes) == 5
+    free = list(lanes._free_trunks)
+    with pytest.raises(DecodeError):
+        lanes.plant([10**6])
+    assert lanes._free_trunks == free
 
 
 def test_a_seed_belongs_to_its_job_whatever_the_lane(path):

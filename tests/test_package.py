@@ -112,7 +112,7 @@ ALLOWED = {
 """Where each library of weight may be imported; everywhere else it is a mistake."""
 
 LAYERS = [
-    {"errors", "resources", "answer"},
+    {"errors", "resources", "answer", "roles"},
     {"config", "modelinfo", "provenance"},
     {"steps"},
     {"protocols"},

@@ -41,7 +41,7 @@ def reasoner(sources):
 def run(reasoner: Reasoner, question: str = QUESTION, seed: int = 1, **changes):
     speculation = reasoner.start(question, seed=seed, config=replace(reasoner.config, **changes))
     records = list(speculation)
-    return result_of(speculation, records, seed), records
+    return result_of(speculation, records), records
 
 
 @pytest.mark.parametrize(("role", "layer"), [("target", 20), ("draft", 15)])

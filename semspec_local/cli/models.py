@@ -10,7 +10,8 @@ import click
 from .. import pairs
 from ..errors import ConfigError
 from ..pairs.files import format_size
-from ..pairs.manifest import ROLES, PairManifest
+from ..pairs.manifest import PairManifest
+from ..roles import ROLES
 
 _NAME = click.argument("name", metavar="NAME")
 

@@ -49,6 +49,7 @@ def _option(item: Field[Any], hint: Any) -> Callable[[F], F]:
         type=_click_type(hint),
         default=default,
         multiple=multiple,
+        allow_from_autoenv=not multiple,  # a variable would be cut at its blanks
         show_default=default is not None and not multiple,
         help=item.metadata["help"],
     )

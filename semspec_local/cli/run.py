@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any
 import click
 
 from ..config import ModelConfig, RunConfig, SamplingConfig, check_seed
-from ..errors import ConfigError
+from ..engine import Speculation
+from ..errors import ConfigError, SemspecError
 from ..policy import make_policy
-from ..protocols import Role
-from ..reasoner import ROLES, Reasoner, RunResult, Sources, new_seed, result_of
+from ..reasoner import Reasoner, RunResult, Sources, new_seed, result_of
+from ..roles import ROLES, Role
 from ..trace import RunSummary, StepRecord, TraceWriter
 from . import INTERRUPTED, show
 from .options import config_options, configs, json_object
@@ -47,7 +49,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--trace", "trace_file", type=_FILE, help="Write a trace of every step to this file (JSONL).")
 @click.option("--stats", is_flag=True, help="Print all counters and rates as JSON to standard error.")
 @click.option("--show-rejected", is_flag=True, help="Also print rejected steps, to standard error.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing but the answer's text.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the text, and what was asked for.")
 @click.option("-v", "--verbose", count=True, help="Say what was decided about each step; twice: also llama.cpp's log.")
 def run(**options: Any) -> int:
     """Answer QUESTION, step by step.
@@ -58,7 +60,7 @@ def run(**options: Any) -> int:
     _set_verbosity(options["quiet"], options["verbose"])
     _fold_ratio_floor(options)
     config, models = configs(options)
-    make_policy(config.policy, config.threshold)  # an unknown one is said before any file is looked for
+    make_policy(config.policy, config.threshold)  # a wrong one is said before any file is looked for
     seed = new_seed() if options["seed"] is None else check_seed(options["seed"])
     question = _question(options["question"], options["question_file"])
     with ExitStack() as stack:
@@ -66,18 +68,21 @@ def run(**options: Any) -> int:
         speculation = reasoner.start(
             question, seed=seed, system=options["system"], template_options=options["template_kwargs"]
         )
-        # Only now: a run that cannot start does not replace the trace of an earlier one.
-        trace = stack.enter_context(TraceWriter(options["trace_file"])) if options["trace_file"] else None
+        trace = None
+        if options["trace_file"]:
+            _refuse_to_overwrite(options["trace_file"], [options["question_file"], *reasoner.sources.files()])
+            # Only now: a run that cannot start does not replace the trace of an earlier one.
+            trace = stack.enter_context(TraceWriter(options["trace_file"]))
+            trace.header(reasoner.header(question, speculation))
+        records, failure = _stream(speculation, trace, options)
+        result = result_of(speculation, records)
         if trace:
-            trace.header(reasoner.header(question, seed=seed))
-        records, interrupted = _stream(speculation, trace, options)
-        result = result_of(speculation, records, seed)
-        if trace:
-            trace.summary(
-                RunSummary(stop_reason=speculation.stop_reason or "interrupted", counters=speculation.counters)
-            )
+            stop_reason = speculation.stop_reason or "interrupted"
+            trace.summary(RunSummary(stop_reason=stop_reason, counters=speculation.counters))
     _report(result, options)
-    return INTERRUPTED if interrupted else 0
+    if isinstance(failure, SemspecError):
+        raise failure
+    return INTERRUPTED if failure else 0
 
 
 def _set_verbosity(quiet: bool, verbose: int) -> None:
@@ -94,10 +99,9 @@ def _fold_ratio_floor(options: dict[str, Any]) -> None:
         return
     if options["threshold"] is not None:
         raise ConfigError("--min-acceptance-ratio and --threshold are one number; give one of them")
-    if options["policy"] not in ("semantic-ratio", "semantic-greedy", "semantic-top2"):
-        raise ConfigError(
-            f"--min-acceptance-ratio is for the semantic policies; policy {options['policy']} takes --threshold"
-        )
+    policy = make_policy(options["policy"])
+    if "target_semantic_prob" not in policy.needs:
+        raise ConfigError(f"--min-acceptance-ratio is for the semantic policies; {policy.name} has no ratio floor")
     options["threshold"] = floor
 
 
@@ -109,16 +113,28 @@ def _question(text: str | None, file: Path | None) -> str:
             found = file.read_text(encoding="utf-8-sig")
         else:
             assert text is not None
-            found = sys.stdin.read() if text == "-" else text
+            found = _standard_input() if text == "-" else text
         found.encode()  # standard input and arguments may carry bytes that are not UTF-8
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{file or 'standard input'} cannot be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         source = file or ("standard input" if text == "-" else "the question")
         raise ConfigError(f"{source} is not UTF-8 text ({error.reason} at position {error.start})") from error
     if not found.strip():
         raise ConfigError("the question is empty; wanted some text")
     return found.strip()
+
+
+def _standard_input() -> str:
+    if sys.stdin is None:  # closed by whoever started us
+        raise ConfigError("standard input is closed; give the question as text, or with -f FILE")
+    return sys.stdin.read()
+
+
+def _refuse_to_overwrite(trace: Path, inputs: Iterable[Path | None]) -> None:
+    for path in inputs:
+        if path is not None and trace.exists() and trace.samefile(path):
+            raise ConfigError(f"--trace {trace} is also an input of this run; give the trace a name of its own")
 
 
 def _sources(options: dict[str, Any]) -> Sources:
@@ -134,27 +150,35 @@ def _sources(options: dict[str, Any]) -> Sources:
     return Sources(target=target, draft=draft, probes=probes)
 
 
-def _stream(speculation: Any, trace: TraceWriter | None, options: dict[str, Any]) -> tuple[list[StepRecord], bool]:
-    """Print steps as they come; Ctrl-C ends the run, and keeps what is there."""
+def _stream(
+    speculation: Speculation, trace: TraceWriter | None, options: dict[str, Any]
+) -> tuple[list[StepRecord], BaseException | None]:
+    """Print steps as they come. Ctrl-C or a failure ends the run and is returned; what is there is kept."""
     plain = not sys.stdout.isatty()
-    quiet, chatty = options["quiet"], options["verbose"] > 0
-    if not quiet and not plain and not options["as_json"] and speculation.policy.drafts:
+    if not options["quiet"] and not plain and not options["as_json"] and speculation.policy.drafts:
         click.echo(show.legend() + "\n", err=True)
     records: list[StepRecord] = []
+    failure: BaseException | None = None
+
+    def take(record: StepRecord) -> None:
+        records.append(record)
+        if trace:
+            trace.step(record)
+        if record.committed and not options["as_json"]:
+            click.echo(show.styled(record, plain), nl=False)
+        elif options["show_rejected"] and not record.committed:
+            click.echo(show.rejected(record), err=True)
+        if options["verbose"]:
+            click.echo(show.described(record), err=True)
+
     try:
         for record in speculation:
-            records.append(record)
-            if trace:
-                trace.step(record)
-            if record.committed and not options["as_json"]:
-                click.echo(show.styled(record, plain), nl=False)
-            elif options["show_rejected"] and not record.committed:
-                click.echo(show.rejected(record), err=True)
-            if chatty:
-                click.echo(show.described(record), err=True)
-    except KeyboardInterrupt:
-        return records, True
-    return records, False
+            take(record)
+    except (KeyboardInterrupt, SemspecError) as error:
+        failure = error
+        for record in speculation.drain():
+            take(record)
+    return records, failure
 
 
 def _report(result: RunResult, options: dict[str, Any]) -> None:
@@ -162,10 +186,11 @@ def _report(result: RunResult, options: dict[str, Any]) -> None:
         click.echo(json.dumps(result.to_json(), ensure_ascii=False))
     else:
         click.echo()
-    if options["quiet"]:
-        return
     if options["stats"]:
         click.echo(json.dumps(result.stats), err=True)
+    if options["quiet"]:
+        return
     if result.stop_reason == "interrupted":
         click.echo("Interrupted; the text so far is kept.", err=True)
-    click.echo("\n" + show.statistics(result), err=True)
+    for line in [*show.remarks(result), show.statistics(result)]:
+        click.echo("\n" + line, err=True)

@@ -9,9 +9,13 @@ import click
 from ..reasoner import RunResult
 from ..trace import StepRecord
 
-# Who wrote a step, in words and in colour; accepted drafts are the point of the exercise, so they stand out.
+MIN_STEPS_TO_JUDGE = 5
+LOW_ACCEPTANCE = 0.3
+"""Below this share of accepted steps no known machine gains from drafting: break-even is far higher."""
+
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
+# Accepted drafts are the point of the exercise, so they stand out.
 _COLOURS = {"priming": "blue", "draft": "green", "target": "yellow", "forced": "magenta"}
 
 
@@ -66,8 +70,10 @@ def statistics(result: RunResult) -> str:
         accepted, proposed = stats["n_accepted_steps"], stats["n_proposed_steps"]
         parts.append(f"{accepted} of {proposed} drafted steps accepted ({stats['step_acceptance_rate']:.0%})")
     else:
-        parts.append("nothing was drafted")
-    parts.append(f"tokens: {stats['n_tokens_by_draft']} by the draft, {stats['n_tokens_by_target']} by the target")
+        parts.append("no drafted step was verified" if stats["propose_s"] else "nothing was drafted")
+    forced = f", {stats['n_tokens_forced']} forced" if stats["n_tokens_forced"] else ""
+    written = f"{stats['n_tokens_by_draft']} by the draft, {stats['n_tokens_by_target']} by the target"
+    parts.append(f"tokens: {written}{forced}")
     tps = stats["decode_tps"]
     parts.append(f"{stats['wall_s']:.1f} s" + (f", {tps:.1f} tokens/s" if tps is not None else ""))
     ranges = [(role, stats[f"{role}_semantic_prob_range"]) for role in ("draft", "target")]
@@ -77,3 +83,15 @@ def statistics(result: RunResult) -> str:
     parts.append(f"ended by {result.stop_reason}")
     parts.append(f"seed {result.seed}")
     return "; ".join(parts)
+
+
+def remarks(result: RunResult) -> list[str]:
+    """What a person should hear about a run whose speculation did not help."""
+    stats = result.stats
+    accepted, proposed = stats["n_accepted_steps"], stats["n_proposed_steps"]
+    if proposed >= MIN_STEPS_TO_JUDGE and accepted < LOW_ACCEPTANCE * proposed:
+        return [
+            f"Only {accepted} of {proposed} drafted steps were accepted, so drafting cost time here: "
+            "try a better draft, another policy or threshold, or --policy never."
+        ]
+    return []

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from ..errors import ConfigError
 from ..probes.convert import write_mlp_onnx
 from ..probes.spec import ProbeSpec
-from ..protocols import Role
+from ..roles import ROLES, Role
 from . import evaluate
-from .collection import ROLES, Collection, read_collection
+from .collection import Collection, read_collection
 from .labels import Labels, label_facts, read_labels
 from .split import PARTS, Split, split_by_problem
 from .train import TrainConfig, TrainedProbe, train_probe

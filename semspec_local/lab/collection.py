@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..modelinfo import ModelInfo
-from ..protocols import FloatArray, Norm, Pooling, Role, Window
+from ..protocols import FloatArray, Norm, Pooling, Window
+from ..roles import ROLES, Role
 
 COLLECTION_VERSION = 1
-ROLES: tuple[Role, ...] = ("target", "draft")
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
+from ..roles import ROLES
 from .cluster import Clusterer
-from .collection import ROLES, Collection, Prefix
+from .collection import Collection, Prefix
 
 LABELS_VERSION = 1
 LABELS_FILE = "labels.json"

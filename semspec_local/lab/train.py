@@ -23,7 +23,8 @@ from torch import nn
 
 from ..errors import ConfigError
 from ..probes.convert import Layer, mlp_forward
-from ..protocols import FloatArray, Role
+from ..protocols import FloatArray
+from ..roles import Role
 from .collection import Collection, StateKind
 from .labels import Labels
 from .split import Split

@@ -10,6 +10,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -101,15 +102,16 @@ class ChatTemplate:
                 f"the chat template fails on these messages: {type(error).__name__}: {_line(error)}"
             ) from error
 
-    def _check_options(self, options: Mapping[str, Any]) -> None:
-        if not options:
-            return
+    @cached_property
+    def options(self) -> frozenset[str]:
+        """The variables that this template reads, besides what every template gets."""
         used = meta.find_undeclared_variables(self._environment.parse(self._source or ""))
-        known = used - _GIVEN - set(self._environment.globals)
-        if unknown := sorted(set(options) - known):
-            raise ConfigError(
-                f"the chat template has no option {', '.join(unknown)}; it knows: {', '.join(sorted(known)) or 'none'}"
-            )
+        return frozenset(used - _GIVEN - set(self._environment.globals))
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        if unknown := sorted(set(options) - self.options):
+            known = ", ".join(sorted(self.options)) or "none"
+            raise ConfigError(f"the chat template has no option {', '.join(unknown)}; it knows: {known}")
 
 
 _GIVEN = {"messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "documents"}

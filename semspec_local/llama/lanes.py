@@ -90,7 +90,12 @@ class LlamaLanes:
     def plant(self, tokens: Sequence[int]) -> Trunk:
         """Evaluate a prefix in a free trunk; `release` it when its jobs are done."""
         sequence = self._free_trunks.pop()
-        decoded = self.context.decode(tokens, range(len(tokens)), [sequence] * len(tokens))
+        try:
+            decoded = self.context.decode(tokens, range(len(tokens)), [sequence] * len(tokens))
+        except BaseException:
+            self.context.trim(0, sequence)
+            self._free_trunks.append(sequence)
+            raise
         last = {tap: rows[-1].copy() for tap, rows in decoded.states.items()}
         return Trunk(sequence, list(tokens), decoded.logits[-1].copy(), last)
 
@@ -103,24 +108,26 @@ class LlamaLanes:
     def write(self, jobs: Iterator[Job]) -> Iterator[tuple[Job, ModelStep]]:
         """Sample a step for every job; yields each as it ends. `jobs` is advanced only when a lane is free."""
         active: list[_Lane] = []
-        exhausted = False
-        while True:
-            while self._free_lanes and not exhausted:
-                job = next(jobs, None)
-                if job is None:
-                    exhausted = True
-                    break
-                lane = self._start(job)
-                self._draw(lane, job.trunk.logits)
-                if lane.tokens:
+        try:
+            while True:
+                while self._free_lanes and (job := next(jobs, None)) is not None:
+                    lane = self._start(job)
                     active.append(lane)
-                else:
-                    yield job, self._finish(lane)
-            if not active:
-                return
-            active, ended = self._advance(active)
-            for lane in ended:
-                yield lane.job, self._finish(lane)
+                    self._draw(lane, job.trunk.logits)
+                    if not lane.tokens:
+                        active.remove(lane)
+                        self._free(lane)
+                        yield job, self._step_of(lane)
+                if not active:
+                    return
+                active, ended = self._advance(active)
+                for lane in ended:
+                    self._free(lane)
+                for lane in ended:
+                    yield lane.job, self._step_of(lane)
+        finally:
+            for lane in active:
+                self._free(lane)
 
     def _start(self, job: Job) -> _Lane:
         sequence = self._free_lanes.pop()
@@ -159,10 +166,17 @@ class LlamaLanes:
             (ended if over else going).append(lane)
         return going, ended
 
-    def _finish(self, lane: _Lane) -> ModelStep:
+    def _free(self, lane: _Lane) -> None:
         self.context.trim(0, lane.sequence)
         self._free_lanes = sorted([*self._free_lanes, lane.sequence], reverse=True)
-        end = lane.job.reader.end
+
+    def _step_of(self, lane: _Lane) -> ModelStep:
+        reader = lane.job.reader
+        if reader.end is not None and reader.end.kind == "length" and reader.n_complete_tokens:
+            n = reader.n_complete_tokens  # a step cut off by its length ends with a whole character
+            lane.tokens, lane.rows, lane.logprobs = lane.tokens[:n], lane.rows[:n], lane.logprobs[:n]
+            lane.top2 = lane.top2[:n]
+        end = reader.end
         step = ModelStep(
             tokens=lane.tokens,
             logprobs=np.asarray(lane.logprobs, dtype=np.float32),

@@ -94,10 +94,6 @@ class LlamaModel:
     def n_ctx_train(self) -> int:
         return int(C.llama_model_n_ctx_train(self.handle))
 
-    @property
-    def has_recurrent_memory(self) -> bool:
-        return bool(C.llama_model_is_recurrent(self.handle) or C.llama_model_is_hybrid(self.handle))
-
     @cached_property
     def quantization(self) -> str:
         """The file type as llama.cpp names it, for example `Q4_K - Medium`."""

@@ -134,8 +134,11 @@ class LlamaVocabulary:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for vocabularies that give every token the same id; padding at the end does not count."""
-        digest = hashlib.sha256(f"{self.type}".encode())
+        """Equal for vocabularies that give every token the same id and end at the same ones.
+
+        Padding at the end does not count.
+        """
+        digest = hashlib.sha256(f"{self.type} {sorted(self.eog_tokens)}".encode())
         for token in range(self.n_used):
             text: bytes = C.llama_vocab_get_text(self._handle, token) or b""
             digest.update(text + b"\0")

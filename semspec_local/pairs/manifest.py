@@ -12,17 +12,15 @@ import sys
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError
+from ..roles import Role
 
 # tomli is the same parser, for the Python that has none.
 tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
-Role = Literal["target", "draft"]
-
-ROLES: tuple[Role, Role] = ("target", "draft")
 
 MAX_MANIFEST_BYTES = 1_000_000
 """A manifest is a page of text; a model file given in its place should not be read into memory."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..roles import ROLES, Role
 from .files import write_json
-from .manifest import ROLES, LocalFile, ModelFile, Role
+from .manifest import LocalFile, ModelFile
 
 STATE_FILE = "state.json"
 _VERSION = 1

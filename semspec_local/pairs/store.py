@@ -9,8 +9,9 @@ from typing import Any
 
 from ..errors import ConfigError, DownloadError, PairNotPulledError
 from ..resources import config_dir, shipped
+from ..roles import ROLES, Role
 from .files import Advance, file_bytes, format_size, sha256_file
-from .manifest import ROLES, LocalFile, ModelFile, PairManifest, Role, UrlFile, WheelParts, read_manifest
+from .manifest import LocalFile, ModelFile, PairManifest, UrlFile, WheelParts, read_manifest
 from .places import from_home, is_offline, pair_folder
 from .progress import Progress, Silent
 from .state import PairState, read_state, write_state

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from ..config import default_threads
 from ..errors import ConfigError, DownloadError
+from ..roles import ROLES, Role
 from .files import check_file, check_free_space, file_bytes, finish, format_size, one_writer, sha256_file
 from .hub import copy_cached_hub_file, fetch_hub_file
-from .manifest import ROLES, HubFile, LocalFile, ModelFile, PairManifest, Role, UrlFile, WheelParts
+from .manifest import HubFile, LocalFile, ModelFile, PairManifest, UrlFile, WheelParts
 from .places import is_offline, pair_folder
 from .progress import Progress, Silent
 from .state import FileRecord, PairState, read_state, write_state

@@ -17,8 +17,9 @@ import numpy as np
 
 from ..errors import ProbeError
 from ..modelinfo import ModelInfo
-from ..protocols import FloatArray, Role, StepStates, TapPoint
+from ..protocols import FloatArray, StepStates, TapPoint
 from ..resources import shipped
+from ..roles import Role
 from .onnxfile import OnnxHeader, read_header
 from .spec import METADATA_KEY, ProbeSpec
 

@@ -14,7 +14,8 @@ from typing import Any, Literal, NoReturn, get_args
 
 from ..errors import ProbeError
 from ..modelinfo import ModelInfo
-from ..protocols import Norm, Pooling, Role, TapPoint, Window
+from ..protocols import Norm, Pooling, TapPoint, Window
+from ..roles import Role
 
 ProbeRole = Literal["target", "draft", "joint"]
 
