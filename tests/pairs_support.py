@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine on which nothing was pulled; returns the cache folder."""
     for name in ("SEMSPEC_OFFLINE", "HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("SEMSPEC_CONFIG", str(tmp_path / "config"))
     monkeypatch.setenv("SEMSPEC_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

