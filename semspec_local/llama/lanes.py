@@ -142,9 +142,8 @@ class LlamaLanes:
         if vocabulary.is_eog(token):
             lane.job.reader.finish("eos")
             return
-        row = logits[None, :]
-        lane.logprobs.append(float(log_probs(row, [token])[0]))
-        lane.top2.append(bool(in_top2(row, [token])[0]))
+        lane.logprobs.append(float(log_probs([logits], [token])[0]))
+        lane.top2.append(bool(in_top2([logits], [token])[0]))
         lane.tokens.append(token)
         lane.job.reader.feed(vocabulary.piece(token))
 
@@ -197,7 +196,7 @@ class LlamaLanes:
     def _read(self, trunk: Trunk, tokens: list[int]) -> ModelStep:
         n, start = len(tokens), len(trunk.tokens)
         decoded = self.context.decode(tokens, range(start, start + n), [trunk.sequence] * n, [True] * n)
-        rows = np.concatenate([trunk.logits[None, :], decoded.logits[:-1]])
+        rows = [trunk.logits, *decoded.logits[:-1]]
         states = {tap: StepStates(before=trunk.last_states[tap], own=own) for tap, own in decoded.states.items()}
         step = ModelStep(tokens, states, log_probs(rows, tokens), in_top2(rows, tokens))
         self.context.trim(start, trunk.sequence)

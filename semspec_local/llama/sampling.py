@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..config import SamplingConfig, check_seed
 from ..protocols import FloatArray
@@ -70,15 +72,16 @@ class LlamaSampler:
         self._stack.close()
 
 
-def log_probs(logits: FloatArray, tokens: Any) -> FloatArray:
-    """Natural-log probabilities of `tokens` [n] under rows of `logits` [n, n_vocab], float32 [n]."""
-    peak = logits.max(axis=1, keepdims=True)
-    total = np.exp(logits - peak).sum(axis=1, dtype=np.float64)
-    picked = logits[np.arange(len(logits)), np.asarray(tokens)]
-    return np.asarray(picked - peak[:, 0] - np.log(total), dtype=np.float32)
+def log_probs(logits: Iterable[FloatArray], tokens: Sequence[int]) -> FloatArray:
+    """Natural-log probabilities of `tokens` [n] under `n` rows of logits [n_vocab], float32 [n]."""
+    result = np.empty(len(tokens), dtype=np.float32)
+    for i, (row, token) in enumerate(zip(logits, tokens)):  # one row at a time stays in the processor's cache
+        peak = row.max()
+        result[i] = row[token] - peak - np.log(np.exp(row - peak).sum())
+    return result
 
 
-def in_top2(logits: FloatArray, tokens: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Is each of `tokens` [n] one of the two likeliest under its row of `logits` [n, n_vocab]?"""
-    picked = logits[np.arange(len(logits)), np.asarray(tokens)]
-    return np.asarray((logits > picked[:, None]).sum(axis=1) <= 1)
+def in_top2(logits: Iterable[FloatArray], tokens: Sequence[int]) -> NDArray[np.bool_]:
+    """Is each of `tokens` [n] one of the two likeliest under its row of logits [n_vocab]?"""
+    counts = [np.count_nonzero(row > row[token]) for row, token in zip(logits, tokens)]
+    return np.asarray(counts, dtype=np.int64) <= 1

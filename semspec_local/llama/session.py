@@ -112,8 +112,8 @@ class LlamaStepModel:
                 reader.finish("eos")
                 break
             if logprobs:
-                found.append(log_probs(logits[None, :], [token]))
-                top2.append(bool(in_top2(logits[None, :], [token])[0]))
+                found.append(log_probs([logits], [token]))
+                top2.append(bool(in_top2([logits], [token])[0]))
             collected.append(self._decode([token]))
             step.tokens.append(token)
             reader.feed(vocabulary.piece(token))
@@ -136,7 +136,7 @@ class LlamaStepModel:
         states = self._decode(tokens, all_logits=logprobs)
         step = ModelStep(tokens=list(tokens), states=self._step_states(start, states))
         if logprobs:
-            rows = np.concatenate([start.logits[None, :], self._all_logits[: n - 1]])
+            rows = [start.logits, *self._all_logits[: n - 1]]
             step.logprobs, step.in_top2 = log_probs(rows, tokens), in_top2(rows, tokens)
         return step
 
