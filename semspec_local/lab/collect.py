@@ -121,7 +121,7 @@ class Collector:
         return LlamaLanes(
             path,
             n_lanes=config.n_lanes,
-            n_trunks=24,
+            n_trunks=config.n_lanes,
             n_ctx=1024,
             n_threads=config.n_threads,
             sampling=config.sampling,
