@@ -62,7 +62,7 @@ def test_pooled_states_of_one_pass_equal_those_of_one_token_at_a_time(sources, r
     scale = np.abs(own).mean()
     for window in ("predictor", "token"):
         expected = own if window == "token" else np.concatenate([singly[0].before[None], own[:-1]])
-        # One pass and many sum in different orders, and the weights have 4 bits: noise, far below the signal.
+        # llama.cpp's kernels for one row and for many round 4-bit products differently; on some machines not at all.
         assert np.abs(at_once.window(window) - expected).mean() < 0.05 * scale
         assert np.corrcoef(at_once.pool(window, "mean"), expected.mean(axis=0))[0, 1] > 0.9999
         shifted = np.roll(expected, 1, axis=0)
