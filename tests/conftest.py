@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 from gguf_factory import LLAMA2, bpe_vocab, spm_vocab, write_model
+from hypothesis import settings
 
 from semspec_local.errors import ConfigError
 from semspec_local.pairs import PairFiles, resolve
 from semspec_local.resources import cache_dir
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+settings.load_profile("untimed")
 
 REAL_CACHE = cache_dir()
 """The user's own cache, read before any test changes the environment."""
