@@ -17,6 +17,7 @@ import numpy as np
 from .bridge import Bridge
 from .config import MAX_SEED, THINK_CLOSE, RunConfig, check_seed
 from .errors import SemspecError
+from .interrupts import HeldInterrupt
 from .metrics import Counters
 from .policy import Decision, Policy, Reason, StepScores
 from .prefix import Prefix, Side
@@ -97,11 +98,16 @@ class Speculation:
                     candidate = self.propose()
                     decision = self.verify(candidate)
                     if decision.accepted:
-                        yield from self.commit(candidate, decision)
-                        continue
-                    yield from self.reject(candidate, decision)
-                    reason = decision.reason if decision.reason == "forced_target" else "rejected"
-                yield from self.close_thinking() if reason == "think_budget" else self.write(reason)
+                        self.commit(candidate, decision)
+                    else:
+                        self.reject(candidate, decision)
+                        reason = decision.reason if decision.reason == "forced_target" else "rejected"
+                    yield from self._release()
+                if reason == "think_budget":
+                    self.close_thinking()
+                elif reason is not None:
+                    self.write(reason)
+                yield from self._release()
             yield from self.drain()
         except KeyboardInterrupt:
             self.stop_reason = "interrupted"
@@ -114,8 +120,12 @@ class Speculation:
             self.rollback()
 
     def drain(self) -> Iterator[StepRecord]:
-        """The records that still waited for their text to be settled, for a run that was broken off."""
-        return self._release(self._waiting.release_all())
+        """The records not handed out yet, for a run that was broken off; the first may have been, just before."""
+        while self._waiting:
+            yield self._waiting.first
+            with HeldInterrupt() as held:
+                self.counters.add(self._waiting.pop())
+            held.check()
 
     @property
     def text(self) -> str:
@@ -177,16 +187,16 @@ class Speculation:
         candidate.times["probe_s"] = self._clock() - scored
         return self.policy.decide(candidate.scores, self._rng)
 
-    def commit(self, candidate: Candidate, decision: Decision) -> Iterator[StepRecord]:
+    def commit(self, candidate: Candidate, decision: Decision) -> None:
         """The candidate becomes part of the prefix; both caches hold it already."""
         assert candidate.read is not None and candidate.drafted.end is not None
         added: Added = {"draft": candidate.drafted.tokens, "target": candidate.read.tokens}
         verdict = _verdict(candidate, decision)
         end = candidate.drafted.end
         record = self._record("draft", decision.reason, candidate.text, end, added, committed=True, **verdict)
-        return self._append(record, candidate.text, added)
+        self._append(record, candidate.text, added)
 
-    def reject(self, candidate: Candidate, decision: Decision) -> Iterator[StepRecord]:
+    def reject(self, candidate: Candidate, decision: Decision) -> None:
         """Both models forget the candidate."""
         self.rollback()
         added: Added = {"draft": candidate.drafted.tokens}
@@ -195,9 +205,8 @@ class Speculation:
         end = candidate.drafted.end or "eos"
         verdict = _verdict(candidate, decision)
         self._waiting.add(self._record("draft", decision.reason, candidate.text, end, added, **verdict))
-        return self._release(self._waiting.release(self.prefix.data))
 
-    def write(self, reason: Reason) -> Iterator[StepRecord]:
+    def write(self, reason: Reason) -> None:
         """The target (or, in the answer, whom the configuration names) writes a step; the other model reads it."""
         role: Role = "target"
         if reason == "answer_phase":
@@ -214,13 +223,13 @@ class Speculation:
         if not kept:
             self.rollback()
             self._end(reader.end.kind)
-            return self._release(self._waiting.release(self.prefix.data))
+            return
         added: Added = {role: step.tokens[:kept], **self._read_along(role, step.tokens[:kept], text)}
         times = {"write_s": written - start, "read_s": self._clock() - written}
         record = self._record(role, reason, text, reader.end.kind, added, committed=True, **times)
-        return self._append(record, text, added)
+        self._append(record, text, added)
 
-    def close_thinking(self) -> Iterator[StepRecord]:
+    def close_thinking(self) -> None:
         """The thinking budget is used up: the closing tag is written for the model."""
         start = self._clock()
         text = f"\n{THINK_CLOSE}\n\n"
@@ -230,12 +239,12 @@ class Speculation:
         elif any(len(added[role]) > side.room for role, side in self._roles()):
             self.stop_reason = "context_full"
         if self.stop_reason is not None:
-            return self._release(self._waiting.release(self.prefix.data))
+            return
         for role, side in self._roles():
             side.model.score(added[role])
         times = {"read_s": self._clock() - start}
         record = self._record("forced", "think_budget", text.encode(), "forced", added, committed=True, **times)
-        return self._append(record, text.encode(), added)
+        self._append(record, text.encode(), added)
 
     def rollback(self) -> None:
         """Both models forget what is not committed, also when one of them fails."""
@@ -326,8 +335,15 @@ class Speculation:
             **{"committed": False, **rest},
         )
 
-    def _append(self, record: StepRecord, text: bytes, added: Added) -> Iterator[StepRecord]:
-        """Make a step part of the prefix, then see whether the run is over."""
+    def _append(self, record: StepRecord, text: bytes, added: Added) -> None:
+        """Make a step part of the prefix, whole or not at all, then see whether the run is over."""
+        with HeldInterrupt() as held:
+            self._extend(record, text, added)
+        held.check()
+        self.rollback()  # what a stop string cut off the last token's end
+        self._end(record.end)
+
+    def _extend(self, record: StepRecord, text: bytes, added: Added) -> None:
         for role, tokens in added.items():
             side = self._draft if role == "draft" else self.target
             side.committed += tokens
@@ -338,11 +354,8 @@ class Speculation:
         self.prefix.data += text
         self.prefix.n_steps += 1
         self._waiting.add(record)
-        self.rollback()  # what a stop string cut off the last token's end
         if self.counters.ttft_s is None and self._start is not None:
             self.counters.ttft_s = self._clock() - self._start
-        self._end(record.end)
-        return self._release(self._waiting.release(self.prefix.data))
 
     def _end(self, kind: str) -> None:
         """Set the stop reason when the run is over; the model's own end comes before any limit."""
@@ -355,10 +368,10 @@ class Speculation:
         elif min(side.room for side in self._sides() if side.active) <= 0:
             self.stop_reason = "context_full"
 
-    def _release(self, records: list[StepRecord]) -> Iterator[StepRecord]:
-        for record in records:
-            self.counters.add(record)
-        return iter(records)
+    def _release(self) -> Iterator[StepRecord]:
+        """Hand out what is settled. A record is taken off when the consumer is back for more: no Ctrl-C loses it."""
+        if self._waiting.settled(self.prefix.data):
+            yield from self.drain()
 
     def _cut(self, n_bytes: int) -> None:
         """A stop string began this many bytes before the end of the committed text: take them and their tokens off."""

@@ -17,18 +17,22 @@ class WaitingRecords:
         self._stops = [stop.encode() for stop in stops]
         self._records: list[StepRecord] = []
 
+    def __len__(self) -> int:
+        return len(self._records)
+
     def add(self, record: StepRecord) -> None:
         self._records.append(record)
 
-    def release(self, text: bytes) -> list[StepRecord]:
-        """Every record, unless the committed `text` ends with the beginning of a stop string."""
-        if any(text.endswith(stop[:n]) for stop in self._stops for n in range(1, len(stop))):
-            return []
-        return self.release_all()
+    def settled(self, text: bytes) -> bool:
+        """Can no stop string have begun at the end of the committed `text`?"""
+        return not any(text.endswith(stop[:n]) for stop in self._stops for n in range(1, len(stop)))
 
-    def release_all(self) -> list[StepRecord]:
-        released, self._records = self._records, []
-        return released
+    @property
+    def first(self) -> StepRecord:
+        return self._records[0]
+
+    def pop(self) -> StepRecord:
+        return self._records.pop(0)
 
     def cut(self, n_bytes: int, n_tokens: Mapping[Role, int]) -> int:
         """Take `n_bytes` of text, and so many tokens of each model, off the end of the committed steps.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from semspec_local.config import RunConfig
 from semspec_local.engine import Prompts, Speculation
 from semspec_local.errors import DecodeError
+from semspec_local.interrupts import HeldInterrupt
 from semspec_local.metrics import Counters
 from semspec_local.policy import make_policy
 from semspec_local.testing import END, ByteVocabulary, ConstantProbe, ScriptedModel
@@ -333,6 +335,34 @@ def test_a_run_broken_off_hands_out_the_steps_that_still_waited():
     assert loop.text == "one\n\ntwo\n\n"
     assert loop.counters.n_committed_tokens == len(loop.text)
     assert loop.stop_reason == "interrupted"
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this platform has no timer signals")
+def test_ctrl_c_at_any_moment_leaves_records_that_make_up_the_text():
+    def interrupt(_number, _frame):
+        signal.raise_signal(signal.SIGINT)
+
+    earlier = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for moment in np.random.default_rng(0).uniform(1e-4, 5e-3, 80):
+            loop = speculation(
+                ScriptedModel(lambda t: "t\n\n"), ScriptedModel(lambda t: "d\n\n"), "random", 0.5, max_tokens=10**6
+            )
+            records = []
+            try:
+                signal.setitimer(signal.ITIMER_REAL, moment)
+                for record in loop:
+                    with HeldInterrupt() as held:
+                        records.append(record)
+                    held.check()
+            except KeyboardInterrupt:
+                records += [record for record in loop.drain() if record.index >= len(records)]
+            assert [record.index for record in records] == list(range(len(records)))
+            assert "".join(record.text for record in records if record.committed) == loop.text
+            assert loop.counters.n_committed_tokens == len(loop.text)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, earlier)
 
 
 def test_a_failed_run_says_so():

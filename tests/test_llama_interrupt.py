@@ -19,8 +19,8 @@ from gguf_factory import write_model
 from llama_support import GREEDY, TOKENS, at_most, session
 
 from semspec_local.errors import ModelError
+from semspec_local.interrupts import HeldInterrupt
 from semspec_local.llama.model import LlamaModel
-from semspec_local.llama.native import HeldInterrupt
 from semspec_local.llama.taps import LayerTaps
 from semspec_local.protocols import TapPoint
 

@@ -112,7 +112,7 @@ ALLOWED = {
 """Where each library of weight may be imported; everywhere else it is a mistake."""
 
 LAYERS = [
-    {"errors", "resources", "answer", "roles"},
+    {"errors", "resources", "answer", "roles", "interrupts"},
     {"config", "modelinfo", "provenance"},
     {"steps"},
     {"protocols"},

@@ -16,6 +16,7 @@ import click
 from ..config import ModelConfig, RunConfig, SamplingConfig, check_seed
 from ..engine import Speculation
 from ..errors import ConfigError, SemspecError
+from ..interrupts import HeldInterrupt
 from ..policy import make_policy
 from ..reasoner import Reasoner, RunResult, Sources, new_seed, result_of
 from ..roles import ROLES, Role
@@ -161,6 +162,11 @@ def _stream(
     failure: BaseException | None = None
 
     def take(record: StepRecord) -> None:
+        with HeldInterrupt() as held:  # a step is in the text, the trace and the statistics, or in none of them
+            show_step(record)
+        held.check()
+
+    def show_step(record: StepRecord) -> None:
         records.append(record)
         if trace:
             trace.step(record)
@@ -177,7 +183,8 @@ def _stream(
     except (KeyboardInterrupt, SemspecError) as error:
         failure = error
         for record in speculation.drain():
-            take(record)
+            if record.index == len(records):
+                show_step(record)
     return records, failure
 
 

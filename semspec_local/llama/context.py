@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import DecodeError, ModelError
+from ..interrupts import HeldInterrupt
 from ..protocols import FloatArray, TapPoint
 from .logs import first_complaint, forget_complaints
 from .model import LlamaModel
-from .native import C, HeldInterrupt
+from .native import C
 from .taps import LayerTaps
 
 N_UBATCH = 512

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
+from ..interrupts import HeldInterrupt
 from ..modelinfo import ModelInfo
 from .ggufcheck import check_gguf
 from .logs import first_complaint, forget_complaints, route_logs
-from .native import C, HeldInterrupt
+from .native import C
 from .vocabulary import LlamaVocabulary
 
 _backend_ready = False

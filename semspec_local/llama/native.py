@@ -1,24 +1,21 @@
-"""C functions of llama.cpp's libraries that llama_cpp does not bind, and signals that arrive while C code runs.
+"""C functions of llama.cpp's libraries that llama_cpp does not bind: tensor access and the GGUF reader.
 
-The functions are exported by ggml-base, which the bindings load only as a dependency. Structures of ggml are never
+They are exported by ggml-base, which the bindings load only as a dependency. Structures of ggml are never
 mirrored here, since their layout changes between versions.
 """
 
 from __future__ import annotations
 
 import ctypes
-import signal
-import threading
 from ctypes import c_bool, c_char_p, c_int, c_int64, c_size_t, c_uint16, c_void_p
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import llama_cpp._ctypes_extensions as _loader
 from llama_cpp import llama_cpp as C
 
-__all__ = ["C", "GgufInitParams", "HeldInterrupt", "ggml_base"]
+__all__ = ["C", "GgufInitParams", "ggml_base"]
 
 
 class GgufInitParams(ctypes.Structure):
@@ -57,44 +54,3 @@ def ggml_base() -> Any:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
-
-
-_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
-
-
-class HeldInterrupt:
-    """While C code runs that calls back into Python: what a signal handler raises waits in `error`, for `check`.
-
-    Python runs handlers at the first instruction of whatever function comes next. When that is a callback, its own
-    `try` has not begun yet, and an exception that leaves a callback is lost: Ctrl-C would do nothing.
-    """
-
-    def __enter__(self) -> HeldInterrupt:
-        self.error: BaseException | None = None
-        self._active = True
-        self._handlers: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                handler = signal.getsignal(number)
-                if callable(handler):
-                    self._handlers[number] = handler
-                    signal.signal(number, partial(self._on_signal, handler))
-        return self
-
-    def _on_signal(self, handler: Any, number: int, frame: FrameType | None) -> None:
-        try:
-            handler(number, frame)
-        except BaseException as error:
-            if not self._active:
-                raise
-            self.error = self.error or error
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._active = False
-
-    def check(self) -> None:
-        """Raise what was held."""
-        if self.error is not None:
-            raise self.error

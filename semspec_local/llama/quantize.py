@@ -39,9 +39,9 @@ def requantize(source: Path, destination: Path, file_type: str, n_threads: int) 
 
     from llama_cpp import llama_cpp as C
 
+    from ..interrupts import HeldInterrupt
     from .ggufcheck import check_gguf
     from .logs import first_complaint, forget_complaints, route_logs
-    from .native import HeldInterrupt
 
     number = file_types()[check_file_type(file_type)]
     check_gguf(source)
