@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .bridge import Bridge
+from .candidate import Candidate, kept_part, shortened, verdict_of
 from .config import MAX_SEED, THINK_CLOSE, RunConfig, check_seed
 from .errors import SemspecError
 from .interrupts import HeldInterrupt
@@ -42,18 +43,6 @@ class Prompts:
     draft: Sequence[int] = ()
     thinking: bool = False
     text: str = ""
-
-
-@dataclass
-class Candidate:
-    """A step the draft proposes, as each model holds it; `fits` is False when it cannot be put to the policy."""
-
-    drafted: ModelStep
-    text: bytes
-    read: ModelStep | None = None
-    fits: bool = True
-    times: dict[str, float] = field(default_factory=dict)
-    scores: StepScores | None = None
 
 
 class Speculation:
@@ -159,9 +148,9 @@ class Speculation:
         start = self._clock()
         step = draft.model.propose(reader, logprobs="draft_logprobs" in self.policy.needs)
         seconds = self._clock() - start
-        kept, text = _kept(step, reader, draft)
+        kept, text = kept_part(step, reader, draft)
         if kept < len(step.tokens):
-            step = _shortened(step, kept)
+            step = shortened(step, kept)
         return Candidate(step, text, fits=bool(step.tokens), times={"propose_s": seconds})
 
     def verify(self, candidate: Candidate) -> Decision:
@@ -191,7 +180,7 @@ class Speculation:
         """The candidate becomes part of the prefix; both caches hold it already."""
         assert candidate.read is not None and candidate.drafted.end is not None
         added: Added = {"draft": candidate.drafted.tokens, "target": candidate.read.tokens}
-        verdict = _verdict(candidate, decision)
+        verdict = verdict_of(candidate, decision)
         end = candidate.drafted.end
         record = self._record("draft", decision.reason, candidate.text, end, added, committed=True, **verdict)
         self._append(record, candidate.text, added)
@@ -203,7 +192,7 @@ class Speculation:
         if candidate.read is not None:
             added["target"] = candidate.read.tokens
         end = candidate.drafted.end or "eos"
-        verdict = _verdict(candidate, decision)
+        verdict = verdict_of(candidate, decision)
         self._waiting.add(self._record("draft", decision.reason, candidate.text, end, added, **verdict))
 
     def write(self, reason: Reason) -> None:
@@ -216,7 +205,7 @@ class Speculation:
         start = self._clock()
         step = writer.model.propose(reader)
         written = self._clock()
-        kept, text = _kept(step, reader, writer)
+        kept, text = kept_part(step, reader, writer)
         assert reader.end is not None
         if reader.end.n_bytes < 0:  # a stop string that began in an earlier step
             self._cut(-reader.end.n_bytes)
@@ -382,44 +371,3 @@ class Speculation:
             side.cut(len(self.prefix.data))
             dropped[role] = n_before - len(side.committed)
         self.prefix.n_steps -= self._waiting.cut(n_bytes, dropped)
-
-
-def _kept(step: ModelStep, reader: StepReader, side: Side) -> tuple[int, bytes]:
-    """How many of a written step's tokens are kept, and their text: a stop string and what follows it are cut off."""
-    assert reader.end is not None
-    pieces = [side.model.vocabulary.piece(token) for token in step.tokens]
-    if reader.end.kind != "stop":
-        return len(pieces), b"".join(pieces)
-    n_bytes = max(0, reader.end.n_bytes)
-    kept = position = 0
-    while kept < len(pieces) and position < n_bytes:
-        position += len(pieces[kept])
-        kept += 1
-    return kept, b"".join(pieces)[:n_bytes]
-
-
-def _shortened(step: ModelStep, n_tokens: int) -> ModelStep:
-    """The first tokens of a step, with what is known of them."""
-    return ModelStep(
-        tokens=step.tokens[:n_tokens],
-        states={tap: replace(states, own=states.own[:n_tokens]) for tap, states in step.states.items()}
-        if n_tokens
-        else {},
-        logprobs=None if step.logprobs is None else step.logprobs[:n_tokens],
-        in_top2=None if step.in_top2 is None else step.in_top2[:n_tokens],
-        end=step.end,
-    )
-
-
-def _verdict(candidate: Candidate, decision: Decision) -> dict[str, Any]:
-    """The fields of a record that a verified candidate has."""
-    scores = candidate.scores
-    return {
-        "draft_semantic_prob": scores.draft_semantic_prob if scores else None,
-        "target_semantic_prob": scores.target_semantic_prob if scores else None,
-        "acceptance_ratio": scores.acceptance_ratio if scores else None,
-        "score": decision.score,
-        "threshold": decision.threshold,
-        "accepted": decision.accepted if scores else None,
-        **candidate.times,
-    }

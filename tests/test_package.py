@@ -119,7 +119,7 @@ LAYERS = [
     {"policy", "bridge", "prefix"},
     {"metrics"},
     {"trace"},
-    {"waiting"},
+    {"waiting", "candidate"},
     {"engine", "testing"},
     {"llama", "probes"},
     {"pairs"},
