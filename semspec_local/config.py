@@ -89,15 +89,16 @@ class ModelConfig:
     """How the two models are loaded into llama.cpp."""
 
     n_ctx: int = _option(4096, "Context size in tokens, for each model.")
-    n_threads: int = _option(0, "CPU threads; 0 takes every core this process may use.")
+    n_threads: int = _option(0, "CPU threads; 0 takes every core. One less is far faster on a machine that is busy.")
     n_gpu_layers: int = _option(0, "Layers of the target to put on a GPU; -1 puts all.")
     n_gpu_layers_draft: int = _option(0, "Layers of the draft to put on a GPU; -1 puts all.")
 
     def __post_init__(self) -> None:
         if self.n_ctx < 8:
             raise ConfigError(f"-c is {self.n_ctx}; wanted a context of at least 8 tokens")
-        if self.n_threads < 0:
-            raise ConfigError(f"-t is {self.n_threads}; wanted 0 (all cores) or more")
+        most = max(os.cpu_count() or 1, 4)
+        if not 0 <= self.n_threads <= most:
+            raise ConfigError(f"-t is {self.n_threads}; wanted 0 (all cores) to {most}")
         for flag, value in (("-ngl", self.n_gpu_layers), ("-ngld", self.n_gpu_layers_draft)):
             if value < -1:
                 raise ConfigError(f"{flag} is {value}; wanted -1 (all layers) or more")

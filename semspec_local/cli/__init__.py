@@ -47,7 +47,7 @@ class _Group(click.Group):
 )
 @click.version_option(package_name="semspec-local", prog_name="semspec-local")
 def cli() -> None:
-    """Reasoning models, faster on ordinary hardware, offline.
+    """Let a small model write for a big one, step by step, offline, on ordinary hardware.
 
     Two models of the same kind work together. The DRAFT is small and fast: it writes the next STEP of the
     reasoning, up to a blank line. The TARGET is big and good: it reads that step in one pass, which is quicker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -47,7 +48,12 @@ _FILE = click.Path(path_type=Path)
     "--template-kwargs", metavar="JSON", callback=json_object, help="Variables for the chat template, a JSON object."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line at the end instead of the text.")
-@click.option("--trace", "trace_file", type=_FILE, help="Write a trace of every step to this file (JSONL).")
+@click.option(
+    "--trace",
+    "trace_file",
+    type=_FILE,
+    help="Write a trace of every step to this file (JSONL); replaces an older trace.",
+)
 @click.option("--stats", is_flag=True, help="Print all counters and rates as JSON to standard error.")
 @click.option("--show-rejected", is_flag=True, help="Also print rejected steps, to standard error.")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the text, and what was asked for.")
@@ -136,6 +142,12 @@ def _refuse_to_overwrite(trace: Path, inputs: Iterable[Path | None]) -> None:
     for path in inputs:
         if path is not None and trace.exists() and trace.samefile(path):
             raise ConfigError(f"--trace {trace} is also an input of this run; give the trace a name of its own")
+    if trace.is_file() and trace.stat().st_size:
+        with trace.open("rb") as file:
+            if not file.read(16).startswith(b'{"type": "run"'):
+                raise ConfigError(
+                    f"--trace {trace} is there already and is no trace; remove it, or choose another name"
+                )
 
 
 def _sources(options: dict[str, Any]) -> Sources:
@@ -155,7 +167,7 @@ def _stream(
     speculation: Speculation, trace: TraceWriter | None, options: dict[str, Any]
 ) -> tuple[list[StepRecord], BaseException | None]:
     """Print steps as they come. Ctrl-C or a failure ends the run and is returned; what is there is kept."""
-    plain = not sys.stdout.isatty()
+    plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     if not options["quiet"] and not plain and not options["as_json"] and speculation.policy.drafts:
         click.echo(show.legend() + "\n", err=True)
     records: list[StepRecord] = []
@@ -175,7 +187,8 @@ def _stream(
         elif options["show_rejected"] and not record.committed:
             click.echo(show.rejected(record), err=True)
         if options["verbose"]:
-            click.echo(show.described(record), err=True)
+            line_end = "" if record.text.endswith("\n") or not record.committed else "\n"
+            click.echo(line_end + show.described(record), err=True)
 
     try:
         for record in speculation:

@@ -54,7 +54,7 @@ def described(record: StepRecord) -> str:
 
 
 def _verdict(record: StepRecord) -> str:
-    parts: list[str] = [record.reason]
+    parts: list[str] = ["in place of the rejected one" if record.reason == "rejected" else record.reason]
     if record.draft_semantic_prob is not None and record.target_semantic_prob is not None:
         parts.append(f"draft {record.draft_semantic_prob:.2f} target {record.target_semantic_prob:.2f}")
     if record.score is not None and record.threshold is not None:
@@ -65,12 +65,15 @@ def _verdict(record: StepRecord) -> str:
 def statistics(result: RunResult) -> str:
     """The one line at the end."""
     stats = result.stats
-    parts = [f"{stats['n_steps']} steps"]
+    parts = [f"{stats['n_steps']} step{'' if stats['n_steps'] == 1 else 's'}"]
     if stats["speculated"]:
         accepted, proposed = stats["n_accepted_steps"], stats["n_proposed_steps"]
         parts.append(f"{accepted} of {proposed} drafted steps accepted ({stats['step_acceptance_rate']:.0%})")
     else:
-        parts.append("no drafted step was verified" if stats["propose_s"] else "nothing was drafted")
+        nothing = "nothing was drafted"
+        if stats["policy"] != "never":
+            nothing += ", for the target's first step was all (see --n-prime)"
+        parts.append("no drafted step was verified" if stats["propose_s"] else nothing)
     forced = f", {stats['n_tokens_forced']} forced" if stats["n_tokens_forced"] else ""
     written = f"{stats['n_tokens_by_draft']} by the draft, {stats['n_tokens_by_target']} by the target"
     parts.append(f"tokens: {written}{forced}")
