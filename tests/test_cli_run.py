@@ -305,6 +305,16 @@ def test_a_trace_never_overwrites_an_input(run, pair, tmp_path, link):
     assert (tmp_path / "q.txt").read_text() == "hi"
 
 
+def test_a_trace_replaces_a_trace_and_nothing_else(run, pair, tmp_path):
+    (tmp_path / "notes.txt").write_text("precious")
+    outcome = run("hi", *pair, "--policy", "never", "-n", "4", "--trace", "notes.txt")
+    assert outcome.code == 2 and "exists and is no trace" in outcome.error
+    assert (tmp_path / "notes.txt").read_text() == "precious"
+    for _ in range(2):
+        assert run("hi", *pair, "--policy", "never", "-n", "4", "--trace", "t.jsonl").code == 0
+    assert len(read_trace(tmp_path / "t.jsonl").steps) >= 1
+
+
 def test_a_missing_file_is_refused_although_the_policy_does_not_need_it(run, pair):
     assert run("hi", *pair[:2], "-md", "missing.gguf", "--policy", "never").code == 4
     assert run("hi", *pair, "--target-probe", "missing.onnx", "--policy", "never").code == 4

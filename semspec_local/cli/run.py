@@ -145,9 +145,7 @@ def _refuse_to_overwrite(trace: Path, inputs: Iterable[Path | None]) -> None:
     if trace.is_file() and trace.stat().st_size:
         with trace.open("rb") as file:
             if not file.read(16).startswith(b'{"type": "run"'):
-                raise ConfigError(
-                    f"--trace {trace} is there already and is no trace; remove it, or choose another name"
-                )
+                raise ConfigError(f"--trace {trace} exists and is no trace; remove it, or choose another name")
 
 
 def _sources(options: dict[str, Any]) -> Sources:
