@@ -7,7 +7,7 @@ After every record it yields, the caches of both models hold exactly the prompt 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +75,7 @@ class Speculation:
         self._waiting = WaitingRecords(config.stop)
         self._start: float | None = None
 
-    def __iter__(self) -> Iterator[StepRecord]:
+    def __iter__(self) -> Generator[StepRecord, None, None]:
         if self._start is not None:
             raise RuntimeError("a run can be iterated once; make another one for another run")
         self._start = self._clock()

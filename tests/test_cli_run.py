@@ -19,9 +19,10 @@ import pytest
 from gguf_factory import write_model
 
 from semspec_local import read_trace
-from semspec_local.cli import INTERRUPTED, _run
-from semspec_local.errors import DecodeError
+from semspec_local.cli import INTERRUPTED, _run, show
+from semspec_local.errors import DecodeError, SemspecError
 from semspec_local.policy import POLICIES
+from semspec_local.trace import TraceWriter
 
 
 @dataclass
@@ -338,6 +339,30 @@ def test_a_failure_in_the_middle_keeps_text_trace_and_json(run, pair, tmp_path, 
     trace = read_trace(tmp_path / "t.jsonl")
     assert trace.summary.stop_reason == "error"
     assert "".join(step.text for step in trace.steps) == result["text"]
+
+
+def test_a_trace_that_fails_in_the_middle_loses_neither_text_nor_json(run, pair, monkeypatch):
+    step = TraceWriter.step
+
+    def full_later(self, record):
+        if record.index == 2:
+            raise SemspecError("the trace cannot be written: no space left")
+        step(self, record)
+
+    monkeypatch.setattr(TraceWriter, "step", full_later)
+    outcome = run("hi", *pair, "--policy", "never", "--json", "--trace", "t.jsonl", "--max-step-tokens", "8")
+    assert outcome.code == 1 and "Error: the trace cannot be written" in outcome.err
+    result = json.loads(outcome.out)
+    assert result["stop_reason"] == "error" and result["text"]
+    assert result["stats"]["wall_s"] > 0
+
+
+def test_ctrl_c_while_a_step_is_printed_keeps_the_seconds(run, pair, monkeypatch):
+    monkeypatch.setattr(show, "described", lambda record: signal.raise_signal(signal.SIGINT) or "")
+    outcome = run("hi", *pair, "--policy", "never", "--json", "-v")
+    result = json.loads(outcome.out)
+    assert outcome.code == INTERRUPTED and result["stop_reason"] == "interrupted"
+    assert result["stats"]["wall_s"] > 0 and result["text"]
 
 
 def test_closed_standard_streams_are_no_traceback(pair, tmp_path):

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,10 +83,10 @@ def run(**options: Any) -> int:
             trace.header(reasoner.header(question, speculation))
         records, failure = _stream(speculation, trace, options)
         result = result_of(speculation, records)
+        _report(result, options)
         if trace:
             stop_reason = speculation.stop_reason or "interrupted"
             trace.summary(RunSummary(stop_reason=stop_reason, counters=speculation.counters))
-    _report(result, options)
     if isinstance(failure, SemspecError):
         raise failure
     return INTERRUPTED if failure else 0
@@ -189,10 +189,15 @@ def _stream(
             click.echo(line_end + show.described(record), err=True)
 
     try:
-        for record in speculation:
-            take(record)
+        with closing(iter(speculation)) as steps:  # its end sets the seconds, also when printing was interrupted
+            for record in steps:
+                take(record)
     except (KeyboardInterrupt, SemspecError) as error:
         failure = error
+        if isinstance(error, SemspecError):
+            if speculation.stop_reason != "error":  # it was the trace that failed
+                trace = None
+            speculation.stop_reason = "error"
         for record in speculation.drain():
             if record.index == len(records):
                 show_step(record)

