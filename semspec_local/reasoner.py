@@ -45,11 +45,14 @@ class Sources:
 
     @classmethod
     def from_pair(cls, name: str | None = None) -> Sources:
-        """A pulled pair by name (default: the default pair), with the probes that ship for it."""
-        from .pairs import default_pair, resolve
+        """A pair on this machine by name, with the probes that ship for it.
+
+        Default: the default pair, or, with a warning, the embedded one where that was not pulled.
+        """
+        from .pairs import resolve, usual_pair
         from .probes import find_probe
 
-        files = resolve(name or default_pair())
+        files = resolve(name or usual_pair())
         found = {role: find_probe(files.name, role) for role in ROLES}
         return cls(
             target=files.target,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import pytest
 
 from semspec_local.errors import DownloadError
 from semspec_local.pairs.manifest import WheelPart
+from semspec_local.resources import shipped
 
 CONTENT = bytes(range(256)) * 2000
 """The bytes of a pretended model: 512,000."""
@@ -222,3 +224,24 @@ def local_pair(folder: Path, **target_changes: Any) -> dict[str, Any]:
     (folder / "little.gguf").write_bytes(OTHER)
     target = role(CONTENT, source("path", path=str(folder / "big.gguf")), "big.gguf", **target_changes)
     return manifest_of(target, role(OTHER, source("path", path=str(folder / "little.gguf")), "little.gguf"))
+
+
+def pretend_shipped(root: Path, monkeypatch: pytest.MonkeyPatch, embedded: tuple[bytes, bytes] | None = None) -> Path:
+    """Let `root` be where the program lies: with the default pair's manifest, and an embedded pair of two such files.
+
+    Returns the folder of the embedded files, which is not there without `embedded`.
+    """
+    manifests = root / "models"
+    manifests.mkdir(parents=True)
+    shutil.copy(shipped("models") / "qwen2.5-coder.toml", manifests)
+    if embedded is not None:
+        roles = [
+            role(data, source("path", path=f"tiny/{name}"), name)
+            for data, name in zip(embedded, ("target.gguf", "draft.gguf"))
+        ]
+        write_manifest(manifests / "tiny.toml", manifest_of(*roles, name="tiny", description="Embedded"))
+        (manifests / "tiny").mkdir()
+        for data, table in zip(embedded, roles):
+            (manifests / "tiny" / table["file"]).write_bytes(data)
+    monkeypatch.setattr("semspec_local.resources._PACKAGE", root / "semspec_local")
+    return manifests / "tiny"

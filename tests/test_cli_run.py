@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from gguf_factory import write_model
+from pairs_support import pretend_shipped
 
 from semspec_local import read_trace
 from semspec_local.cli import INTERRUPTED, _run, show
@@ -134,7 +135,8 @@ def test_an_unknown_policy_lists_the_known_ones_before_any_file_is_looked_for(ru
     assert all(name in outcome.error for name in POLICIES)
 
 
-def test_a_pair_that_is_not_here_names_the_one_command_that_gets_it(run):
+def test_a_pair_that_is_not_here_names_the_one_command_that_gets_it(run, tmp_path, monkeypatch):
+    pretend_shipped(tmp_path / "program", monkeypatch)
     for arguments in ([], ["--pair", "qwen2.5-coder"], ["--policy", "never"]):
         outcome = run("hi", *arguments)
         assert outcome.code == 2

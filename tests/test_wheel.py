@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from email.parser import Parser
@@ -13,6 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from semspec_local.pairs import PairManifest, is_embedded
+from semspec_local.pairs.manifest import LocalFile, read_manifest
+from semspec_local.roles import ROLES
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,14 +66,47 @@ def printed(program: Path, *arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
+def in_checkout(*folders: str) -> set[str]:
+    files = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file())
+    return {path.relative_to(ROOT).as_posix() for path in files}
+
+
+def embedded_pairs() -> list[PairManifest]:
+    """The pairs whose files are in the checkout, beside their manifests."""
+    return [
+        manifest for manifest in map(read_manifest, sorted((ROOT / "models").glob("*.toml"))) if is_embedded(manifest)
+    ]
+
+
 def test_manifests_and_probes_are_in_it_and_nothing_else_of_the_checkout(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    for kind in ("models", "probes"):
-        beside = {path.relative_to(ROOT).as_posix() for path in (ROOT / kind).rglob("*") if path.is_file()}
-        assert {name.removeprefix("semspec_local/_data/") for name in names if f"_data/{kind}/" in name} == beside
+    data = {name.removeprefix("semspec_local/_data/") for name in names if name.startswith("semspec_local/_data/")}
+    assert data == in_checkout("models", "probes")
     assert "semspec_local/_data/models/qwen2.5-coder.toml" in names and "semspec_local/py.typed" in names
     tops = {name.partition("/")[0].partition("-")[0] for name in names}
     assert tops == {"semspec_local"}
+
+
+def test_a_file_that_a_shipped_manifest_names_by_its_path_is_in_it_too(wheel):
+    archive = zipfile.ZipFile(wheel)
+    for manifest in embedded_pairs():
+        for role in ROLES:
+            model_file = manifest.role(role)
+            assert isinstance(model_file.source, LocalFile)
+            place = model_file.source.path.relative_to(ROOT)
+            data = archive.read(f"semspec_local/_data/{place.as_posix()}")
+            assert (len(data), hashlib.sha256(data).hexdigest()) == (model_file.size, model_file.sha256)
+
+
+def test_the_source_archive_has_the_models_and_probes_too(tmp_path):
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {name for name in names if name.startswith(("models/", "probes/"))} == in_checkout("models", "probes")
+    assert {"LICENSE", "pyproject.toml", "scripts/demo", "semspec_local/py.typed"} <= names
 
 
 def test_what_it_requires_is_what_runs_it(wheel):
@@ -98,6 +137,15 @@ def test_installed_it_knows_the_shipped_pair_and_the_policies(bin_folder, tmp_pa
     (real,) = (pair for pair in pairs if pair["name"] == "qwen2.5-coder")
     assert real["default"] and bin_folder.parent in Path(real["manifest"]).parents
     assert "semantic-ratio" in printed(bin_folder / "semspec-local", "policies", cwd=tmp_path)
+
+
+def test_installed_it_has_the_embedded_pair(bin_folder, tmp_path):
+    program = bin_folder / "semspec-local"
+    for manifest in embedded_pairs():
+        paths = printed(program, "models", "path", manifest.name, cwd=tmp_path).splitlines()
+        assert len(paths) == 2 and all(bin_folder.parent in Path(path).parents for path in paths)
+        result = json.loads(printed(program, "run", "How many?", "-q", "--json", "-n", "40", "-t", "1", cwd=tmp_path))
+        assert result["usage"]["completion_tokens"] > 0
 
 
 def test_installed_it_reasons(bin_folder, tiny, tmp_path):

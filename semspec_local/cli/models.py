@@ -24,14 +24,18 @@ def models() -> None:
 @models.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 def list_command(as_json: bool) -> None:
-    """List the known pairs and say which are on this machine."""
+    """List the known pairs and say which are on this machine.
+
+    An embedded pair ships with the program.
+    """
     facts = [_facts(manifest) for manifest in pairs.list_pairs()]
     if as_json:
         click.echo(json.dumps(facts))
         return
     width = max((len(fact["name"]) for fact in facts), default=0)
     for fact in facts:
-        there = "pulled" if fact["pulled"] else "not pulled"
+        here = "embedded" if fact["embedded"] else "pulled"
+        there = here if fact["pulled"] else "not pulled"
         mark = " (default)" if fact["default"] else ""
         size = format_size(fact["size"]) if fact["size"] else "local"
         click.echo(f"{fact['name']:<{width}}  {size:>8}  {there:<10}  {fact['description']}{mark}")
@@ -55,6 +59,8 @@ def pull(name: str, offline: bool, requant: tuple[str, ...], prune: bool) -> Non
     files = pairs.pull(name, requant=choices, prune=prune, offline=offline or None, progress=progress)
     for role in ROLES:
         record = files.state[role]
+        if record["date"] is None:  # an embedded file, used where it is: nothing was done
+            continue
         made = f", requantized to {record['requantized']}" if record["requantized"] else ""
         progress.note(f"{role}: {record['file']} ({format_size(record['size'])}{made})")
 
@@ -100,6 +106,7 @@ def _facts(manifest: PairManifest) -> dict[str, Any]:
         "license": manifest.license,
         "default": manifest.default,
         "size": sum(manifest.role(role).size or 0 for role in ROLES),
+        "embedded": pairs.is_embedded(manifest),
         "pulled": files is not None,
         "target": str(files.target) if files is not None else None,
         "draft": str(files.draft) if files is not None else None,

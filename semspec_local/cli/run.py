@@ -31,7 +31,10 @@ _FILE = click.Path(path_type=Path)
 @click.command()
 @click.argument("question", required=False)
 @click.option("-f", "--file", "question_file", type=_FILE, help="Read the question from a file.")
-@click.option("--pair", help="A pulled pair by name, or a manifest (.toml). Default: the default pair.")
+@click.option(
+    "--pair",
+    help="A pair by name, or a manifest (.toml). Default: the default pair, or tiny where that was not pulled.",
+)
 @click.option("-m", "--model", "--target", "target", type=_FILE, help="The target, a GGUF file.")
 @click.option("-md", "--model-draft", "--draft-model", "--draft", "draft", type=_FILE, help="The draft, a GGUF file.")
 @click.option("--target-probe", type=_FILE, help="The target's probe, an ONNX file. Default: the pair's own.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,24 @@ from ..protocols import FloatArray
 from .native import C
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+class Draw(NamedTuple):
+    """A token, its probability, and the distribution that it was drawn from.
+
+    `ids` int32 [n_kept] are the tokens that the filters kept, in no order; `probs` float32 [n_kept] are theirs, and sum
+    to 1.
+    """
+
+    token: int
+    prob: float
+    ids: NDArray[np.int32]
+    probs: FloatArray
+
+    def prob_of(self, token: int) -> float:
+        """The probability of any token; 0 for one that was filtered out."""
+        (found,) = (self.ids == token).nonzero()
+        return float(self.probs[found[0]]) if found.size else 0.0
 
 
 class LlamaSampler:
@@ -67,6 +85,15 @@ class LlamaSampler:
         token = int(array.data[array.selected].id)
         C.llama_sampler_accept(self._chain, token)
         return token
+
+    def draw(self, logits: FloatArray) -> Draw:
+        """`sample`, with the distribution that the token was drawn from."""
+        if self._config.temperature == 0:  # llama.cpp's greedy sampler computes no probabilities
+            token = int(logits[: self._n_used].argmax())
+            return Draw(token, 1.0, np.array([token], dtype=np.int32), np.ones(1, dtype=np.float32))
+        token = self.sample(logits)
+        array, kept = self._array, self._candidates[: self._array.size]
+        return Draw(token, float(array.data[array.selected].p), kept["id"].copy(), kept["p"].copy())
 
     def close(self) -> None:
         self._stack.close()

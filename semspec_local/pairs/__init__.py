@@ -11,7 +11,17 @@ files.py progress.py      hashing, locking, finishing; bars and lines
 
 from .manifest import PairManifest
 from .progress import progress_on
-from .store import PairFiles, Verified, default_pair, list_pairs, load_manifest, resolve, verify
+from .store import (
+    PairFiles,
+    Verified,
+    default_pair,
+    is_embedded,
+    list_pairs,
+    load_manifest,
+    resolve,
+    usual_pair,
+    verify,
+)
 from .transfer import pull
 
 __all__ = [
@@ -19,10 +29,12 @@ __all__ = [
     "PairManifest",
     "Verified",
     "default_pair",
+    "is_embedded",
     "list_pairs",
     "load_manifest",
     "progress_on",
     "pull",
     "resolve",
+    "usual_pair",
     "verify",
 ]

@@ -76,8 +76,9 @@ def write_state(folder: Path, state: PairState) -> None:
 
 def _still_fits(record: FileRecord, model_file: ModelFile) -> bool:
     """False when the manifest has come to name another original, or another place of a local one."""
-    if isinstance(model_file.source, LocalFile) and record.requantized is None:
-        return record.file == str(model_file.source.path)
+    source = model_file.source
+    if isinstance(source, LocalFile) and record.requantized is None and record.file != str(source.path):
+        return False
     return model_file.sha256 in (None, record.source_sha256)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,16 @@ from .places import from_home, is_offline, pair_folder
 from .progress import Progress, Silent
 from .state import PairState, read_state, write_state
 from .wheels import parts_bytes
+
+logger = logging.getLogger(__name__)
+
+EMBEDDED_PAIR = "tiny"
+"""The pair whose files ship with the program."""
+
+_EMBEDDED_KNOWS = (
+    'made-up arithmetic problems only, such as "Anna has 14 shells. Anna finds 9 more shells. ... '
+    'How many shells do they have together?"'
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +90,32 @@ def default_pair() -> str:
     raise ConfigError("no shipped pair is marked as the default; name one with --pair")
 
 
+def usual_pair() -> str:
+    """The pair to use when none is asked for: the default pair, or the embedded one where nothing of that was pulled.
+
+    The second is said in a warning. A default pair that was pulled in part or is damaged stays the choice, so that
+    whoever resolves it hears what is wrong.
+    """
+    default = load_manifest(default_pair())
+    folder = pair_folder(default.name)
+    local = any(isinstance(default.role(role).source, LocalFile) for role in ROLES)
+    if local or read_state(folder) != PairState() or not _embedded_is_whole():
+        return default.name
+    n_bytes = sum(download_bytes(default.role(role), folder) for role in ROLES)
+    logger.warning(
+        "the pair %s is not on this machine, so the embedded pair %s answers; it knows %s; for real questions: %s",
+        *(default.name, EMBEDDED_PAIR, _EMBEDDED_KNOWS, _pull_and_size(default.name, n_bytes)),
+    )
+    return EMBEDDED_PAIR
+
+
+def is_embedded(manifest: PairManifest) -> bool:
+    """True when the pair's files ship with the program: they are here without a pull, and no pull gets them."""
+    sources = [manifest.role(role).source for role in ROLES]
+    is_shipped = manifest.path.resolve().parent == shipped("models").resolve()
+    return is_shipped and all(isinstance(source, LocalFile) for source in sources)
+
+
 def resolve(name: str, *, offline: bool | None = None, cache: Path | None = None) -> PairFiles:
     """The files of a pair that is on this machine; never downloads. Sizes are checked, sha256 is `verify`'s work.
 
@@ -97,7 +134,7 @@ def resolve(name: str, *, offline: bool | None = None, cache: Path | None = None
         if role_file.size not in (None, got):
             raise PairNotPulledError(
                 f"{role_file.path} is damaged: got {got} bytes, wanted {role_file.size}; "
-                f"get it again with: {pull_command(name)}"
+                f"{_remedy(name, manifest, role_file.path)}"
             )
         found[role] = role_file
     return PairFiles(
@@ -124,7 +161,8 @@ def verify(name: str, *, cache: Path | None = None, progress: Progress | None = 
         if role_file is None or not role_file.path.is_file():
             raise _not_pulled(name, manifest, folder, state, is_offline())
         files[role_file.path] = role_file.sha256
-    files.update({folder / record.file: record.sha256 for record in state.files.values()})
+    for record in state.files.values():  # a record may be older than the manifest, whose word counts
+        files.setdefault(folder / record.file, record.sha256)
     present = [path for path in files if path.is_file()]
     with progress.bar(f"checking {manifest.name}", sum(map(file_bytes, present))) as advance:
         results = [_verified(path, files[path], advance) for path in present]
@@ -135,7 +173,8 @@ def verify(name: str, *, cache: Path | None = None, progress: Progress | None = 
         if folder.is_dir():
             write_state(folder, state)
         lines = [f"{result.path}: got sha256 {result.got}, wanted {result.wanted}" for result in wrong]
-        raise DownloadError("\n".join([*lines, f"get it again with: {pull_command(name)}"]))
+        remedies = dict.fromkeys(_remedy(name, manifest, result.path) for result in wrong)
+        raise DownloadError("\n".join([*lines, *remedies]))
     return results
 
 
@@ -170,6 +209,14 @@ def _known() -> dict[str, Path]:
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
 
 
+def _embedded_is_whole() -> bool:
+    """True when the embedded pair can be used; a pair of the user's own under its name is none."""
+    try:
+        return is_embedded(resolve(EMBEDDED_PAIR).manifest)
+    except ConfigError:
+        return False
+
+
 def _locate(manifest: PairManifest, role: Role, folder: Path, state: PairState) -> _RoleFile | None:
     """The file that a role uses: the one in the state, or a local file that is used as it is."""
     model_file = manifest.role(role)
@@ -198,14 +245,28 @@ def _not_pulled(name: str, manifest: PairManifest, folder: Path, state: PairStat
         if role_file is None or not role_file.path.is_file():
             missing.append(role)
     n_bytes = sum(download_bytes(manifest.role(role), folder) for role in missing)
-    size = format_size(n_bytes) if n_bytes else "nothing to download"
     where = ""
     if offline:
         names = " and ".join(f"{manifest.role(role).file} ({role})" for role in missing)
         where = f"; offline, and {names} not in {folder}"
     return PairNotPulledError(
-        f"the pair {manifest.name} is not on this machine{where}; get it with: {pull_command(name)}  ({size})"
+        f"the pair {manifest.name} is not on this machine{where}; get it with: {_pull_and_size(name, n_bytes)}"
     )
+
+
+def _pull_and_size(name: str, n_bytes: int) -> str:
+    return f"{pull_command(name)}  ({format_size(n_bytes) if n_bytes else 'nothing to download'})"
+
+
+def _remedy(name: str, manifest: PairManifest, path: Path) -> str:
+    """What to do about a file that is not what it should be."""
+    files = [manifest.role(role) for role in ROLES]
+    pinned = [file.source.path for file in files if isinstance(file.source, LocalFile) and (file.size or file.sha256)]
+    if path not in pinned:  # for a local file without size and sha256, a pull takes note of what it has become
+        return f"get it again with: {pull_command(name)}"
+    if is_embedded(manifest):
+        return "it came with semspec-local; get that again"
+    return f"pull gets no local file; put the right one there, or correct {manifest.path}"
 
 
 def _verified(path: Path, wanted: str | None, advance: Advance) -> Verified:

