@@ -27,6 +27,7 @@ from .trace import StepRecord
 
 if TYPE_CHECKING:
     from .llama.chat import Prompt
+    from .llama.session import LlamaStepModel
 
 logger = logging.getLogger(__name__)
 
@@ -198,14 +199,8 @@ class Reasoner:
         config = config or self.config
         if config.sampling != self.config.sampling:
             raise ConfigError("sampling is chosen when the models are loaded; load them again to sample otherwise")
-        rendered = self._prompts(question, system, dict(template_options or {}))
         return Speculation(
-            Prompts(
-                target=rendered["target"].tokens,
-                draft=rendered["draft"].tokens if "draft" in rendered else (),
-                thinking=rendered["target"].thinking,
-                text=rendered["target"].text,
-            ),
+            self.prompts(question, system=system, template_options=template_options),
             target=self._models["target"],
             draft=self._models.get("draft"),
             policy=self._policy_for(config),
@@ -214,7 +209,24 @@ class Reasoner:
             seed=check_seed(seed),
         )
 
-    def _prompts(self, question: str, system: str | None, options: dict[str, Any]) -> dict[Role, Prompt]:
+    def prompts(
+        self, question: str, *, system: str | None = None, template_options: Mapping[str, Any] | None = None
+    ) -> Prompts:
+        """The question as a run reads it, for who runs something else on the loaded models."""
+        rendered = self._rendered(question, system, dict(template_options or {}))
+        return Prompts(
+            target=rendered["target"].tokens,
+            draft=rendered["draft"].tokens if "draft" in rendered else (),
+            thinking=rendered["target"].thinking,
+            text=rendered["target"].text,
+        )
+
+    @property
+    def step_models(self) -> Mapping[Role, LlamaStepModel]:
+        """The loaded models by role; they belong to this pair, and to one run at a time."""
+        return self._models
+
+    def _rendered(self, question: str, system: str | None, options: dict[str, Any]) -> dict[Role, Prompt]:
         """The question as each model reads it, with the template options that its own template knows."""
         if not question.strip():
             raise ConfigError("the question is empty; wanted some text")

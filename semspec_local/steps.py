@@ -66,9 +66,12 @@ class StepReader:
         self._boundaries = [boundary.encode()] + ([b"\r\n\r\n"] if boundary == "\n\n" else [])
         self._stops = [stop.encode() for stop in stops]
         self._close_tag = close_tag.encode() if close_tag else None
+        marks = [*self._boundaries, *self._stops, *([self._close_tag] if self._close_tag else [])]
+        self._last_bytes = frozenset(mark[-1] for mark in marks)
         self._buffer = bytearray(carry)
         self._start = len(carry)  # where the step begins in the buffer
         self._content: int | None = None  # where its first byte that is not whitespace is
+        self._at_character_end = True
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._decoded: list[str] = []
         self._seen: EndKind | None = None  # completed, but inside a character
@@ -83,6 +86,12 @@ class StepReader:
         """Add one token's bytes (maybe none); the end of the step if this token completes it."""
         if self.end is not None:
             raise RuntimeError("the step has ended; a new step needs a new reader")
+        if self._is_plain(piece):
+            self._buffer += piece
+            self._decoded.append(piece.decode("ascii"))
+            self.n_tokens += 1
+            self._count_complete()
+            return None
         n_before = len(self._buffer)
         self._add(piece)
         stop_at = self._find_stop(n_before)
@@ -93,7 +102,7 @@ class StepReader:
             self._seen = "close"
         elif self._seen is None and self._find_boundary(n_before):
             self._seen = "boundary"
-        if self._seen is not None and self._at_character_end():
+        if self._seen is not None and self._at_character_end:
             return self.finish(self._seen)
         if self.n_tokens >= self._max_tokens:
             return self.finish("length")
@@ -127,12 +136,23 @@ class StepReader:
         self._buffer += piece
         self._decoded.append(self._decoder.decode(piece))
         self.n_tokens += 1
-        if self._at_character_end():
-            self.n_complete_tokens = self.n_tokens
-            self._n_complete_bytes = len(self._buffer) - self._start
+        self._at_character_end = not self._decoder.getstate()[0]
+        if self._at_character_end:
+            self._count_complete()
 
-    def _at_character_end(self) -> bool:
-        return not self._decoder.getstate()[0]
+    def _count_complete(self) -> None:
+        self.n_complete_tokens = self.n_tokens
+        self._n_complete_bytes = len(self._buffer) - self._start
+
+    def _is_plain(self, piece: bytes) -> bool:
+        """Is this a token that can end nothing? Most are, and each is written while a model waits."""
+        return (
+            self._at_character_end
+            and self._content is not None
+            and piece.isascii()
+            and self._last_bytes.isdisjoint(piece)
+            and self.n_tokens + 1 < self._max_tokens
+        )
 
     def _find(self, mark: bytes, n_before: int) -> int:
         """Where the first `mark` that ends after `n_before` begins in the buffer; -1 if there is none."""

@@ -49,6 +49,7 @@ def real_pair() -> PairFiles:
 _MODELS: dict[str, Callable[[], dict[str, Any]]] = {
     "llama": dict,
     "llama-other-seed": lambda: {"seed": 1},
+    "llama-unpadded": lambda: {"vocab": bpe_vocab(n_pad=0)},
     "llama-q8": lambda: {"quantization": "Q8_0"},
     "qwen2": lambda: {"architecture": "qwen2"},
     "gemma2": lambda: {"architecture": "gemma2"},

@@ -34,7 +34,7 @@ def at_most(n: int) -> StepReader:
 def script(model: LlamaStepModel, tokens: Iterable[int]) -> None:
     """Let the sampler draw these tokens."""
     drawn = iter(tokens)
-    model._sampler.sample = lambda _logits: next(drawn)  # type: ignore[method-assign]
+    model._sampler.sample = model._sampler.sample_last = lambda _: next(drawn)  # type: ignore[method-assign]
 
 
 def read_one_by_one(model: LlamaStepModel, tokens: Sequence[int], **options: Any) -> list[Any]:

@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 from semspec_local.errors import ConfigError
 from semspec_local.lab.cluster import ExactClusterer
 from semspec_local.lab.collection import StateKind, read_collection
-from semspec_local.lab.labels import label_facts, make_labels, read_labels, write_labels
+from semspec_local.lab.exam import examine
+from semspec_local.lab.labels import label_facts, make_labels, read_labels, taught_rows, write_labels
 from semspec_local.lab.split import split_by_problem
 from semspec_local.modelinfo import ModelInfo
 from semspec_local.probes import load_probe
@@ -198,6 +199,46 @@ def test_states_are_checked(tmp_path):
         read_collection(folder).states("target", kind)
 
 
+def test_the_state_after_the_norm_is_a_kind_of_its_own(tmp_path):
+    folder = make_collection(tmp_path / "c", n_problems=2)
+    header = json.loads((folder / "collection.json").read_text())
+    header["layers"]["target"] = [2, "post"]
+    (folder / "collection.json").write_text(json.dumps(header))
+    kinds = read_collection(folder).kinds("target")
+    assert [(kind.layer, kind.norm) for kind in kinds] == [(2, "pre")] * 2 + [(2, "post")] * 2
+    assert len({kind.tensor("target") for kind in kinds}) == 4
+
+
+def test_the_joint_recipe_teaches_each_model_on_the_steps_of_both(labelled):
+    collection = read_collection(labelled)
+    labels = read_labels(collection)
+    by_draft = collection.writers == "draft"
+    assert (taught_rows(collection, "own", "target") == ~by_draft).all()
+    assert taught_rows(collection, "joint", "target").all()
+    np.testing.assert_array_equal(labels.share("own", "target"), labels.own_share)
+    np.testing.assert_array_equal(labels.share("joint", "draft"), labels.draft_share)
+    assert not np.allclose(labels.share("joint", "target")[by_draft], labels.own_share[by_draft])
+
+
+def test_probes_are_put_to_a_test_on_another_collection(built, tmp_path):
+    place, _, _ = built
+    other = make_collection(tmp_path / "other", n_problems=20, seed=7)
+    collection = read_collection(other)
+    labels = make_labels(collection, ExactClusterer())
+    probes = {role: place / f"{role}.onnx" for role in N_EMBD}
+    report = examine(probes, collection, labels, n_resamples=50)
+    for role in N_EMBD:
+        own = report["probes"][role][f"{role}_steps"]
+        assert own["r2"]["value"] > 0.2
+        assert own["n_steps"] == sum(line["n"] for line in own["calibration_curve"]) == 40 * N_SAMPLES
+    assert report["decision"]["scores"]["target_semantic_prob"]["auroc_in_target_cluster"]["value"] > 0.6
+    header = json.loads((other / "collection.json").read_text())
+    header["layers"]["target"] = [1]
+    (other / "collection.json").write_text(json.dumps(header))
+    with pytest.raises(ConfigError, match=r"no states target\.2\.token\.mean"):
+        examine(probes, read_collection(other), labels)
+
+
 def test_a_split_never_cuts_a_problem():
     problems = np.array([f"p{n // 5}" for n in range(100)])
     split = split_by_problem(problems, seed=3)
@@ -288,7 +329,7 @@ def test_training_settings_are_checked():
     pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
     from semspec_local.lab.train import TrainConfig
 
-    for wrong in ({"heads": ("tree",)}, {"loss": "hinge"}, {"n_threads": 0}):
+    for wrong in ({"heads": ("tree",)}, {"loss": "hinge"}, {"n_threads": 0}, {"recipe": "any"}):
         with pytest.raises(ConfigError):
             TrainConfig(**wrong)
 

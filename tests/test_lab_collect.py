@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 
 from semspec_local.errors import ConfigError
-from semspec_local.lab.collect import CollectConfig, Collector, Problem, middle_layers, read_problems
-from semspec_local.lab.collection import read_collection
+from semspec_local.lab.collect import (
+    CollectConfig,
+    Collector,
+    Problem,
+    made_up_problems,
+    middle_layers,
+    read_problems,
+)
+from semspec_local.lab.collection import StateKind, read_collection
 
 pytest.importorskip("safetensors", reason="the extra packages of the lab are not installed")
 
@@ -63,6 +70,24 @@ def test_every_prefix_has_samples_of_both_models_read_by_both(collect):
         for kind in collection.kinds(reader):
             assert np.isfinite(collection.states(reader, kind)).all()
         assert (collection.feature(reader, "logprob_min") <= collection.feature(reader, "logprob_mean")).all()
+
+
+def test_the_state_after_the_norm_is_collected_when_asked_for(collect):
+    collection = read_collection(collect(post=True, system=""))
+    for reader, layers in (("target", 3), ("draft", 2)):
+        kinds = collection.kinds(reader)
+        assert len(kinds) == layers * 2 * 2
+        (last,) = {kind.layer for kind in kinds if kind.norm == "post"}
+        assert last == 2
+        means = collection.states(reader, StateKind(2, "token", "last", "post"))
+        assert np.allclose((means**2).mean(axis=1), 1, atol=0.05)  # the final norm of a model without weights in it
+
+
+def test_made_up_problems_are_numbered_as_they_are_made():
+    some, others = made_up_problems(5, limit=3), made_up_problems(5, limit=2, offset=1)
+    assert [problem.number for problem in some] == [0, 1, 2]
+    assert some[1:] == others
+    assert some[0].problem_id == "world-5:0"
 
 
 def test_a_run_cut_short_has_one_prefix_of_many_problems_and_goes_on_to_the_same_end(collect, tmp_path):

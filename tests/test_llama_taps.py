@@ -54,6 +54,36 @@ def test_the_state_after_the_norm_is_the_norm_of_the_state_before(tiny):
     assert np.allclose(states[NORMED].own, expected, **NOISE)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma2", "mamba", "lfm2"])
+def test_the_state_after_the_norm_is_the_same_with_and_without_a_callback(tiny, architecture):
+    with session(tiny(architecture), taps=[NORMED]) as alone, session(tiny(architecture), taps=ALL) as among:
+        assert among.context.calls_back and alone.context.calls_back == (architecture == "lfm2")
+        states = []
+        for model in (alone, among):
+            model.prefill(PROMPT)
+            read, written = model.score(STEP, logprobs=True), model.propose(at_most(9), logprobs=True)
+            model.rollback(len(PROMPT) + len(STEP))
+            again = model.propose(at_most(9), logprobs=True)
+            assert written.tokens == again.tokens
+            states.append((read, written, again))
+    for one, other in zip(*states):
+        assert one.tokens == other.tokens
+        assert np.allclose(one.logprobs, other.logprobs, **NOISE) and (one.in_top2 == other.in_top2).all()
+        for window in ("predictor", "token"):
+            assert np.allclose(one.states[NORMED].window(window), other.states[NORMED].window(window), **NOISE)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-unpadded"])
+def test_the_short_way_of_writing_draws_the_same_tokens(tiny, name):
+    with session(tiny(name), sampling=FREE) as short, session(tiny(name), sampling=FREE, taps=[MIDDLE]) as tapped:
+        written = []
+        for model in (short, tapped):
+            model.prefill(PROMPT)
+            model.reseed(3)
+            written.append([model.propose(at_most(7), logprobs=asked).tokens for asked in (False, True, False)])
+    assert written[0] == written[1]
+
+
 def test_one_layer_alone_is_what_it_is_among_others(tiny):
     with session(tiny("llama"), taps=[MIDDLE]) as alone, session(tiny("llama"), taps=ALL) as among:
         assert not alone.context.taps.needs_all_outputs

@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 from ..errors import ConfigError
 from ..probes.convert import write_mlp_onnx
 from ..probes.spec import ProbeSpec
-from ..roles import ROLES, Role
+from ..roles import ROLES
 from . import evaluate
 from .collection import Collection, read_collection
-from .labels import Labels, label_facts, read_labels
+from .exam import decision
+from .labels import RECIPES, Labels, label_facts, read_labels, taught_rows
 from .split import PARTS, Split, split_by_problem
 from .train import TrainConfig, TrainedProbe, train_probe
 
 REPORT_VERSION = 1
-LABEL_RECIPE = "own: share of the writer's own samples at the prefix that lie in the step's cluster"
 
 _PACKAGES = ("semspec-local", "llama-cpp-python", "numpy", "onnx", "onnxruntime", "scipy", "tokenizers", "torch")
 
@@ -58,10 +58,9 @@ def build_probes(
     predicted = {role: _predict_all(collection, probe) for role, probe in probes.items()}
     report = _report_head(collection, labels, split, config, command)
     for role, probe in probes.items():
-        report["probes"][role] = _test_probe(
-            collection, labels, split, probe, predicted[role], n_resamples, config.seed
-        )
-    report["decision"] = _decision(collection, labels, split, predicted, n_resamples, config.seed)
+        report["probes"][role] = _test_probe(collection, labels, split, probe, predicted[role], n_resamples, config)
+    in_test = split.mask("test", collection.problem_ids)
+    report["decision"] = decision(collection, labels, predicted, in_test, n_resamples=n_resamples, seed=config.seed)
     place = Path(out) / collection.pair
     for role, probe in probes.items():
         spec = _spec(collection, labels, config, probe, sizes, report["probes"][role]["test"])
@@ -95,16 +94,17 @@ def _test_probe(
     probe: TrainedProbe,
     predicted: NDArray[np.float64],
     n_resamples: int,
-    seed: int,
+    config: TrainConfig,
 ) -> dict[str, Any]:
-    rows = split.mask("test", collection.problem_ids) & (collection.writers == probe.role) & (collection.n_tokens > 0)
-    share, problems = labels.own_share[rows], collection.problem_ids[rows]
+    rows = split.mask("test", collection.problem_ids) & taught_rows(collection, config.recipe, probe.role)
+    share, problems = labels.share(config.recipe, probe.role)[rows], collection.problem_ids[rows]
+    seed = config.seed
     if not rows.any():
         raise ConfigError(f"no step of the {probe.role} is left in the test part; collect more problems")
     constant = np.full(len(share), probe.train_label_mean)
     best = min(probe.sweep, key=lambda line: line["validation_mse"])
     return {
-        "chosen": {**best, "norm": collection.norm},
+        "chosen": best,
         "n_rows": {**probe.n_rows, "test": int(rows.sum())},
         "test": evaluate.probe_quality(share, predicted[rows], problems, seed=seed, n_resamples=n_resamples),
         "test_constant": evaluate.probe_quality(share, constant, problems, seed=seed, n_resamples=n_resamples),
@@ -117,46 +117,8 @@ def _best_settings(sweep: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The best fit of every kind of state and head, the best of all first."""
     best: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in sorted(sweep, key=lambda line: line["validation_mse"]):
-        best.setdefault((line["layer"], line["window"], line["pooling"], line["head"]), line)
+        best.setdefault((line["layer"], line["norm"], line["window"], line["pooling"], line["head"]), line)
     return list(best.values())
-
-
-def _decision(
-    collection: Collection,
-    labels: Labels,
-    split: Split,
-    predicted: dict[Role, NDArray[np.float64]],
-    n_resamples: int,
-    seed: int,
-) -> dict[str, Any]:
-    """What the policies must tell apart: draft-written steps of test problems, by the target's share."""
-    rows = split.mask("test", collection.problem_ids) & (collection.writers == "draft") & (collection.n_tokens > 0)
-    target, draft = predicted["target"][rows], predicted["draft"][rows]
-    ratio = np.divide(target, draft, out=np.zeros_like(target), where=draft > 0)
-    mean, low, top2 = (
-        collection.feature("target", name)[rows] for name in ("logprob_mean", "logprob_min", "top2_share")
-    )
-    scores = {
-        evaluate.RATIO: ratio,
-        "draft_semantic_prob": draft,
-        "target_semantic_prob": target,
-        "target_logprob_mean": mean.astype(np.float64),
-        "target_logprob_min": low.astype(np.float64),
-        "target_top2_share": top2.astype(np.float64),
-        "logprob_mean_target_minus_draft": (mean - collection.feature("draft", "logprob_mean")[rows]).astype(
-            np.float64
-        ),
-        "fewer_tokens": -collection.n_tokens[rows].astype(np.float64),
-    }
-    share = labels.target_share[rows]
-    return {
-        "n_steps": int(rows.sum()),
-        "in_a_target_cluster": float((share > 0).mean()),
-        "target_share_mean": float(share.mean()),
-        "scores": evaluate.decision_table(
-            share, scores, collection.problem_ids[rows], seed=seed, n_resamples=n_resamples
-        ),
-    }
 
 
 def _spec(
@@ -173,7 +135,7 @@ def _spec(
     return ProbeSpec(
         role=probe.role,
         layer=probe.kind.layer,
-        norm=collection.norm,
+        norm=probe.kind.norm,
         pooling=probe.kind.pooling,
         window=probe.kind.window,
         n_embd=info.n_embd,
@@ -186,7 +148,7 @@ def _spec(
             "data": collection.header.get("data"),
             "sampling": collection.header.get("sampling"),
             "n_samples": collection.header.get("n_samples"),
-            "label": LABEL_RECIPE,
+            "label": RECIPES[config.recipe],
             "clusterer": labels.clusterer,
             "split": {"by": "problem", "seed": config.seed, "n_problems": n_problems},
             "n_rows": probe.n_rows,
@@ -216,7 +178,7 @@ def _report_head(
             key: header.get(key) for key in ("data", "sampling", "n_samples", "max_step_tokens", "seed", "prompt")
         },
         "index_sha256": collection.index_sha256,
-        "labels": {"recipe": LABEL_RECIPE, **label_facts(collection, labels)},
+        "labels": {"recipe": RECIPES[config.recipe], **label_facts(collection, labels)},
         "split": {
             "by": "problem",
             "seed": config.seed,

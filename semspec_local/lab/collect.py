@@ -23,8 +23,10 @@ from ..llama.chat import ChatTemplate
 from ..llama.lanes import Job, LlamaLanes, Trunk
 from ..protocols import ModelStep, Pooling, TapPoint, Window
 from ..provenance import atomic_write, fingerprint_file, provenance
+from ..roles import Role
 from ..steps import StepReader
-from .collection import COLLECTION_VERSION
+from .collection import COLLECTION_VERSION, POST, StateKind
+from .world import problems as world_problems
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ _NO_BOUNDARY = "\0"  # a whole solution is written as one step
 
 @dataclass(frozen=True, kw_only=True)
 class CollectConfig:
-    """What to collect. Layers are 0-based; states are taken before the final norm."""
+    """What to collect. Layers are 0-based, read before the final norm; `post` adds the last layer after it."""
 
     system: str
     n_samples: int = 12
@@ -43,6 +45,7 @@ class CollectConfig:
     max_solution_tokens: int = 512
     target_layers: tuple[int, ...] = ()
     draft_layers: tuple[int, ...] = ()
+    post: bool = False
     n_lanes: int = 32
     n_threads: int = field(default_factory=default_threads)
     seed: int = 0
@@ -82,6 +85,12 @@ def read_problems(path: Path, limit: int, offset: int = 0) -> list[Problem]:
     if not problems:
         raise ConfigError(f"{path} has no problems at {offset} to {offset + limit}; wanted JSONL lines with a question")
     return problems
+
+
+def made_up_problems(seed: int, limit: int, offset: int = 0) -> list[Problem]:
+    """Problems of the made world, numbered as `world.problems` numbers them."""
+    found = list(world_problems(seed, offset + limit))[offset:]
+    return [Problem(offset + i, f"world-{seed}:{offset + i}", problem.question) for i, problem in enumerate(found)]
 
 
 def _question(path: Path, number: int, line: str) -> str:
@@ -126,6 +135,7 @@ class Collector:
             n_threads=config.n_threads,
             sampling=config.sampling,
             taps=[TapPoint(layer) for layer in layers],
+            post=config.post,
         )
 
     def _write_header(self, pair: str, data: str) -> None:
@@ -139,7 +149,10 @@ class Collector:
             "version": COLLECTION_VERSION,
             "pair": pair,
             "models": models,
-            "layers": {"target": list(config.target_layers), "draft": list(config.draft_layers)},
+            "layers": {
+                "target": [*config.target_layers, *[POST] * config.post],
+                "draft": [*config.draft_layers, *[POST] * config.post],
+            },
             "windows": list(get_args(Window)),
             "poolings": list(get_args(Pooling)),
             "sampling": asdict(config.sampling),
@@ -203,7 +216,9 @@ class Collector:
         return prefixes
 
     def _prompt(self, problem: Problem) -> list[int]:
-        messages = [{"role": "system", "content": self.config.system}, {"role": "user", "content": problem.question}]
+        messages = [{"role": "user", "content": problem.question}]
+        if self.config.system:
+            messages.insert(0, {"role": "system", "content": self.config.system})
         return self._chat.render(messages).tokens
 
     def _solve(self, problems: Sequence[Problem]) -> Iterator[tuple[Problem, list[int]]]:
@@ -277,7 +292,10 @@ class Collector:
 
         key = prefix.prefix_id
         written = [("target", step) for step in targeted[key]] + [("draft", step) for step in drafted[key]]
-        read = {"target": targeted[key] + target_read[key], "draft": draft_read[key] + drafted[key]}
+        read: dict[Role, list[ModelStep]] = {
+            "target": targeted[key] + target_read[key],
+            "draft": draft_read[key] + drafted[key],
+        }
         kept = [i for i, (_, step) in enumerate(written) if step.tokens]  # a sample may be an immediate end
         tensors: dict[str, Any] = {}
         for reader, steps in read.items():
@@ -312,14 +330,14 @@ class Collector:
         self.close()
 
 
-def _tensors(reader: str, steps: Sequence[ModelStep]) -> dict[str, Any]:
+def _tensors(reader: Role, steps: Sequence[ModelStep]) -> dict[str, Any]:
     """Arrays over samples of one reader: pooled states float32 [n, n_embd], log-probability features float32 [n]."""
     tensors: dict[str, Any] = {}
     for tap in steps[0].states if steps else ():
         for window in get_args(Window):
             for pooling in get_args(Pooling):
                 rows = [step.states[tap].pool(window, pooling) for step in steps]
-                tensors[f"{reader}.{tap.layer}.{window}.{pooling}"] = np.stack(rows)
+                tensors[StateKind(tap.layer, window, pooling, tap.norm).tensor(reader)] = np.stack(rows)
     logprobs = [step.logprobs for step in steps if step.logprobs is not None]
     tensors[f"{reader}.logprob_mean"] = np.asarray([row.mean() for row in logprobs], dtype=np.float32)
     tensors[f"{reader}.logprob_min"] = np.asarray([row.min() for row in logprobs], dtype=np.float32)

@@ -24,18 +24,23 @@ from ..roles import ROLES, Role
 
 COLLECTION_VERSION = 1
 
+POST = "post"
+"""What a header's list of layers calls the last layer after the final norm."""
+
 
 @dataclass(frozen=True)
 class StateKind:
-    """Which states are meant: a layer, a pooling window, a pooling."""
+    """Which states are meant: a layer, a pooling window, a pooling, before or after the final norm."""
 
     layer: int
     window: Window
     pooling: Pooling
+    norm: Norm = "pre"
 
     def tensor(self, reader: Role) -> str:
         """The tensor's name in a prefix's safetensors file."""
-        return f"{reader}.{self.layer}.{self.window}.{self.pooling}"
+        place = POST if self.norm == "post" else str(self.layer)
+        return f"{reader}.{place}.{self.window}.{self.pooling}"
 
 
 @dataclass(frozen=True)
@@ -77,10 +82,6 @@ class Collection:
     def pair(self) -> str:
         return str(self.header["pair"])
 
-    @property
-    def norm(self) -> Norm:
-        return "post" if self.header.get("norm", "pre") == "post" else "pre"
-
     @cached_property
     def problem_ids(self) -> NDArray[np.str_]:
         """The problem of each row, str [n_rows]."""
@@ -103,9 +104,9 @@ class Collection:
 
     def kinds(self, reader: Role) -> list[StateKind]:
         """Every kind of state that was collected for a reader."""
-        header = self.header
+        header, last = self.header, self.models[reader].n_layer - 1
         return [
-            StateKind(layer, window, pooling)
+            StateKind(last if layer == POST else layer, window, pooling, "post" if layer == POST else "pre")
             for layer in header["layers"][reader]
             for window in header["windows"]
             for pooling in header["poolings"]

@@ -11,18 +11,26 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
-from ..roles import ROLES
+from ..roles import ROLES, Role
 from .cluster import Clusterer
 from .collection import Collection, Prefix
 
 LABELS_VERSION = 1
 LABELS_FILE = "labels.json"
+
+Recipe = Literal["own", "joint"]
+
+RECIPES: dict[Recipe, str] = {
+    "own": "own: share of the writer's own samples at the prefix that lie in the step's cluster",
+    "joint": "joint: share of the model's samples at the prefix that mean the same as the step, whoever wrote it",
+}
+"""What a probe is taught. `own` is the paper's: each model on its own steps; `joint`: each model on those of both."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,18 @@ class Labels:
     own_share: NDArray[np.float64]
     target_share: NDArray[np.float64]
     draft_share: NDArray[np.float64]
+
+    def share(self, recipe: Recipe, role: Role) -> NDArray[np.float64]:
+        """What a probe of `role` is taught by a recipe, float64 [n_rows]."""
+        if recipe == "own":
+            return self.own_share
+        return self.target_share if role == "target" else self.draft_share
+
+
+def taught_rows(collection: Collection, recipe: Recipe, role: Role) -> NDArray[np.bool_]:
+    """The rows that a recipe teaches a probe of `role` on, bool [n_rows]; empty steps are never among them."""
+    usable = collection.n_tokens > 0
+    return usable & (collection.writers == role) if recipe == "own" else usable
 
 
 def make_labels(

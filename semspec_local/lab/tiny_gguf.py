@@ -6,6 +6,7 @@ as single tokens, cut as Qwen2's is, because llama.cpp has that cut.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,12 +114,10 @@ def write_gguf(
 
 
 def _add_vocabulary(writer: Any, tokenizer: Any) -> None:
-    import json
-
     import gguf
 
     model = json.loads(tokenizer.to_str())["model"]
-    ids = {token: i for token, i in tokenizer.get_vocab(with_added_tokens=True).items()}
+    ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     tokens = sorted(ids, key=ids.__getitem__)
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
     writer.add_vocab_size(len(tokens))

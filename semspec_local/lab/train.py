@@ -26,7 +26,7 @@ from ..probes.convert import Layer, mlp_forward
 from ..protocols import FloatArray
 from ..roles import Role
 from .collection import Collection, StateKind
-from .labels import Labels
+from .labels import RECIPES, Labels, Recipe, taught_rows
 from .split import Split
 
 HEADS = ("linear", "mlp")
@@ -40,12 +40,14 @@ MIN_STD = 1e-6
 class TrainConfig:
     """How probes are fitted.
 
-    `loss` is taken on the share itself: `mse` (the paper's) or `bce` with the share as soft label. A linear head is
-    fitted once per penalty, which multiplies the squared weights (of standardised states). An MLP is fitted once per
-    learning rate (the paper's is 1e-3) with Adam; it stops after `patience` epochs without a lower mean squared
-    error on the validation rows, and keeps the best epoch's weights.
+    `recipe` says on whose steps a probe is taught, and what (`labels.RECIPES`). `loss` is taken on the share itself:
+    `mse` (the paper's) or `bce` with the share as soft label. A linear head is fitted once per penalty, which
+    multiplies the squared weights (of standardised states). An MLP is fitted once per learning rate (the paper's is
+    1e-3) with Adam; it stops after `patience` epochs without a lower mean squared error on the validation rows, and
+    keeps the best epoch's weights.
     """
 
+    recipe: Recipe = "own"
     heads: tuple[str, ...] = HEADS
     hidden: tuple[int, ...] = (256, 64)
     dropout: float = 0.3
@@ -62,6 +64,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not self.heads or not set(self.heads) <= set(HEADS):
             raise ConfigError(f"heads are {self.heads}; wanted some of {', '.join(HEADS)}")
+        if self.recipe not in RECIPES:
+            raise ConfigError(f"recipe is {self.recipe!r}; wanted {' or '.join(RECIPES)}")
         if self.loss not in LOSSES:
             raise ConfigError(f"loss is {self.loss!r}; wanted {' or '.join(LOSSES)}")
         if min(self.batch_size, self.max_epochs, self.patience, self.n_threads, *self.hidden) < 1:
@@ -121,8 +125,9 @@ def train_probe(
     *,
     say: Callable[[str], None] = lambda _: None,
 ) -> TrainedProbe:
-    """Fit every kind of state with every head on the model's own steps (label `own`); keep the best on validation."""
-    usable = (collection.writers == role) & (collection.n_tokens > 0)
+    """Fit every kind of state with every head to what the recipe teaches; keep the best on validation."""
+    usable = taught_rows(collection, config.recipe, role)
+    share = labels.share(config.recipe, role)
     masks = {part: usable & split.mask(part, collection.problem_ids) for part in ("train", "validation")}
     for part, mask in masks.items():
         if not mask.any():
@@ -131,7 +136,7 @@ def train_probe(
     sweep = []
     for kind in collection.kinds(role):
         states = collection.states(role, kind)
-        train, validation = (Rows(states[mask], labels.own_share[mask].astype(np.float32)) for mask in masks.values())
+        train, validation = (Rows(states[mask], share[mask].astype(np.float32)) for mask in masks.values())
         for fitted in _fit_all(train, validation, config):
             sweep.append(_sweep_line(kind, fitted))
             if best is None or fitted.validation_mse < best[1].validation_mse:
@@ -147,7 +152,7 @@ def train_probe(
         collection.states(role, kind)[masks["validation"]],
         tuple(sweep),
         {part: int(mask.sum()) for part, mask in masks.items()},
-        float(labels.own_share[masks["train"]].mean()),
+        float(share[masks["train"]].mean()),
     )
 
 
@@ -263,6 +268,7 @@ def _layers(net: Sequence[Any]) -> list[Layer]:
 def _sweep_line(kind: StateKind, fitted: FittedHead) -> dict[str, Any]:
     return {
         "layer": kind.layer,
+        "norm": kind.norm,
         "window": kind.window,
         "pooling": kind.pooling,
         "head": fitted.head,

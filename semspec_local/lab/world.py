@@ -255,8 +255,8 @@ def solve(
 ) -> list[WrittenStep]:
     """A solution in an order that the problem allows.
 
-    Each step of arithmetic is written by the other hand at `foreign_rate`; such a step is a slip, wrong in some number, at
-    `slip_rate`, and then the next step corrects it.
+    Each step of arithmetic is written by the other hand at `foreign_rate`; such a step is a slip, wrong in some
+    number, at `slip_rate`, and then the next step corrects it.
     """
     done: list[Meaning] = []
     written: list[WrittenStep] = []

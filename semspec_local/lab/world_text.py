@@ -170,13 +170,14 @@ def word_step(
 
 def _pattern(core: str) -> re.Pattern[str]:
     parts = re.split(r"\{([abc])\}", core)
-    numbers = [f"(?P<{name}>(?<![0-9])[0-9]{{1,4}}(?![0-9]))" for name in parts[1::2]]
+    numbers = [rf"(?P<{name}>(?<!\d)[0-9]{{1,4}}(?![.,]?\d))" for name in parts[1::2]]
     words = [r"\s+".join(map(re.escape, re.split(r"\s+", part.format()))) for part in parts[::2]]
     return re.compile("".join(word + number for word, number in zip(words, [*numbers, ""])), re.IGNORECASE)
 
 
 _PATTERNS = tuple((operation, _pattern(core)) for operation in OPERATIONS for core in CORES[operation])
-_NUMBER = re.compile(r"[0-9]+")
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+"""A number with its decimals and thousands: 7.5 and 7,007 are not 7."""
 
 
 def meaning_of(text: str) -> Meaning | None:
@@ -185,16 +186,19 @@ def meaning_of(text: str) -> Meaning | None:
     It has one when the text says one thing: all its cores agree, and every other number in it is the result.
     """
     found: set[Meaning] = set()
-    rest = text
+    read: set[int] = set()  # where the numbers of the cores begin
     for operation, pattern in _PATTERNS:
-        for match in pattern.finditer(text):
+        position = 0
+        while match := pattern.search(text, position):
+            position = match.start() + 1  # cores may overlap: "1 + 2 = 3 + 3 = 3" has two
             groups = match.groupdict()
             operands = tuple(int(groups[name]) for name in ("a", "b") if name in groups)
             found.add(Meaning(operation, operands, int(groups["c"])))
-            rest = rest.replace(match.group(), " ")
+            read.update(match.start(name) for name in groups)
     if len(found) != 1:
         return None
     meaning = found.pop()
-    if any(int(number[:5]) != meaning.result for number in _NUMBER.findall(rest)):
+    others = (number[0] for number in _NUMBER.finditer(text) if number.start() not in read)
+    if any((number.lstrip("0") or "0") != str(meaning.result) for number in others):
         return None
     return meaning

@@ -28,6 +28,15 @@ _ABORTABLE = 64  # shorter batches finish before anybody could want them interru
 _PARTIAL_ONLY = 1
 
 
+# Architectures whose contexts hand out that state and logits at once, as the tests see; lfm2 is one that does not.
+_HANDS_OUT_STATE = ("gemma2", "llama", "mamba", "qwen2")
+
+
+def _is_output_state(taps: Sequence[TapPoint], model: LlamaModel) -> bool:
+    """Is the state after the final norm all that is wanted? llama.cpp can hand that out without a callback."""
+    return model.architecture in _HANDS_OUT_STATE and set(taps) == {TapPoint(model.n_layer - 1, "post")}
+
+
 @dataclass(frozen=True)
 class Decoded:
     """What one decode left behind: the logits of the output tokens, and the states of all tokens per tap.
@@ -63,8 +72,11 @@ class LlamaContext:
             if taps
             else None
         )
+        self._outputs_state = _is_output_state(taps, model)
+        self._calls_back = bool(taps) and not self._outputs_state
         self._stack = ExitStack()
         self._held: HeldInterrupt | None = None
+        self._rows: dict[str, tuple[int, FloatArray]] = {}
         self._abort_callback = C.ggml_abort_callback(self._should_abort)
         parameters = C.llama_context_default_params()
         parameters.n_ctx, parameters.n_seq_max = n_ctx * n_seq_max, n_seq_max
@@ -72,7 +84,9 @@ class LlamaContext:
         parameters.n_threads = parameters.n_threads_batch = n_threads
         parameters.swa_full = True  # a sliding window kept whole can be cut anywhere
         parameters.kv_unified = False  # a sequence attends to its own cells, not to those of all
-        if self.taps:
+        if self._outputs_state:
+            parameters.embeddings, parameters.pooling_type = True, C.LLAMA_POOLING_TYPE_NONE
+        elif self.taps:
             parameters.cb_eval = self.taps.callback
         forget_complaints()
         with HeldInterrupt() as held:  # llama.cpp logs, and the log is a callback
@@ -95,11 +109,12 @@ class LlamaContext:
             on_error.pop_all()
 
     def _batch_arrays(self) -> tuple[Any, ...]:
-        """NumPy views of the batch's token, position, sequence and output columns."""
+        """NumPy views of the batch's token, position and output columns; every token is of sequence 0 until changed."""
         batch, shape = self._batch, (self.n_batch,)
         for i in range(self.n_batch):
             batch.n_seq_id[i] = 1
             batch.seq_id[i][0] = 0
+        self._n_other_sequences = 0  # leading tokens of the batch whose sequence may not be 0
         as_array = np.ctypeslib.as_array
         return (as_array(batch.token, shape), as_array(batch.pos, shape), as_array(batch.logits, shape))
 
@@ -128,7 +143,7 @@ class LlamaContext:
             kept = [wanted for wanted, flag in zip(outputs[part], flags[part]) if flag]
             rows = rows if all(kept) else rows[np.asarray(kept, dtype=bool)]
             logits.append(rows if n <= self.n_batch else rows.copy())
-            states.append(self.taps.rows(part.stop - part.start) if self.taps else {})
+            states.append(self._states(part.stop - part.start))
         if len(logits) == 1:
             return Decoded(logits[0], states[0])
         joined = {tap: np.concatenate([part[tap] for part in states]) for tap in states[0]}
@@ -140,10 +155,9 @@ class LlamaContext:
         n = len(tokens)
         token_column, position_column, output_column = self._arrays
         token_column[:n], position_column[:n], output_column[:n] = tokens, positions, flags
-        for i, sequence in enumerate(sequences if sequences is not None else (0,) * n):
-            self._batch.seq_id[i][0] = sequence
+        self._set_sequences(n, sequences)
         self._batch.n_tokens = n
-        if self.taps:
+        if self.taps and self._calls_back:
             self.taps.start(list_names=self._checking)
         self._run()
         n_outputs = sum(flags)
@@ -152,9 +166,67 @@ class LlamaContext:
         pointer = C.llama_get_logits(self.handle)
         return np.ctypeslib.as_array(pointer, (n_outputs, self.n_vocab))
 
+    def _set_sequences(self, n: int, sequences: Sequence[int] | None) -> None:
+        if sequences is None and not self._n_other_sequences:
+            return
+        n_written = n if sequences is not None else self._n_other_sequences
+        for i, sequence in enumerate(sequences if sequences is not None else (0,) * n_written):
+            self._batch.seq_id[i][0] = sequence
+        self._n_other_sequences = max(n, self._n_other_sequences) if sequences is not None else 0
+
+    def _states(self, n: int) -> dict[TapPoint, FloatArray]:
+        """The states of the last decode's tokens, per tap."""
+        if self.taps is None:
+            return {}
+        if self._calls_back:
+            return self.taps.rows(n)
+        pointer = C.llama_get_embeddings(self.handle)
+        return {self.taps.taps[0]: np.ctypeslib.as_array(pointer, (n, self.model.n_embd)).copy()}
+
+    # -- one token at a time ------------------------------------------------------------------------
+
+    def decode_one(self, token: int, position: int) -> None:
+        """Evaluate one token of sequence 0, with output: the short way, a few microseconds beside llama.cpp's own time.
+
+        Read what follows it with `last_logits`, `last_state` and `LlamaSampler.sample_last`. Not for contexts whose
+        states come through a callback (`calls_back`).
+        """
+        if self._n_other_sequences:
+            self._set_sequences(1, None)
+        token_column, position_column, output_column = self._arrays
+        token_column[0], position_column[0], output_column[0] = token, position, 1
+        self._batch.n_tokens = 1
+        status = C.llama_decode(self.handle, self._batch)
+        if status:
+            self._raise_status(status)
+
+    @property
+    def calls_back(self) -> bool:
+        """Do states come through a callback, once per node of the graph?"""
+        return self._calls_back
+
+    def last_logits(self) -> FloatArray:
+        """Logits float32 [n_vocab] of a token that was decoded alone; llama.cpp's own buffer, until the next decode."""
+        return self._row("logits", C.llama_get_logits(self.handle), self.n_vocab)
+
+    def last_state(self) -> FloatArray:
+        """State float32 [n_embd] after the final norm of a token that was decoded alone; a copy."""
+        return np.array(self._row("state", C.llama_get_embeddings(self.handle), self.model.n_embd))
+
+    def _row(self, kind: str, pointer: Any, width: int) -> FloatArray:
+        """A view of llama.cpp's buffer, made anew when the buffer has moved: making it takes longer than using it."""
+        address = ctypes.addressof(pointer.contents)
+        known = self._rows.get(kind)
+        if known is None or known[0] != address:
+            known = self._rows[kind] = (address, np.ctypeslib.as_array(pointer, (width,)))
+        return known[1]
+
     def _run(self) -> None:
         """llama_decode on the filled batch; Ctrl-C aborts a long one."""
         abortable = self._batch.n_tokens >= _ABORTABLE
+        if not abortable and not self._calls_back:  # no Python runs meanwhile that Ctrl-C could break
+            self._raise_status(C.llama_decode(self.handle, self._batch))
+            return
         with HeldInterrupt() as self._held:
             if abortable:
                 C.llama_set_abort_callback(self.handle, self._abort_callback, None)
@@ -164,6 +236,9 @@ class LlamaContext:
         self._held.check()
         if self.taps:
             self.taps.raise_stored()
+        self._raise_status(status)
+
+    def _raise_status(self, status: int) -> None:
         if status == 1:
             raise DecodeError(f"the context of {self.n_ctx:,} tokens is full; use a larger -c or a shorter question")
         if status != 0:

@@ -19,7 +19,7 @@ from ..protocols import FloatArray, ModelStep, StepStates, TapPoint
 from ..steps import StepReader
 from .context import LlamaContext
 from .model import LlamaModel
-from .sampling import LlamaSampler, in_top2, log_probs
+from .sampling import LlamaSampler, known_of, known_of_all
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,10 @@ class _Lane:
 
 
 class LlamaLanes:
-    """`n_lanes` sequences that write at once, over up to `n_trunks` prefixes; each of at most `n_ctx` tokens in all."""
+    """`n_lanes` sequences that write at once, over up to `n_trunks` prefixes; each of at most `n_ctx` tokens in all.
+
+    `post` taps the last layer after the final norm, besides `taps`.
+    """
 
     def __init__(
         self,
@@ -66,9 +69,12 @@ class LlamaLanes:
         n_threads: int,
         sampling: SamplingConfig,
         taps: Sequence[TapPoint] = (),
+        post: bool = False,
     ) -> None:
         with ExitStack() as stack:
             self.model = stack.enter_context(LlamaModel(path))
+            if post:
+                taps = [*taps, TapPoint(self.model.n_layer - 1, "post")]
             self.context = stack.enter_context(
                 LlamaContext(
                     self.model, n_ctx=n_ctx, n_threads=n_threads, taps=taps, n_seq_max=n_lanes + n_trunks, n_batch=1024
@@ -142,8 +148,9 @@ class LlamaLanes:
         if vocabulary.is_eog(token):
             lane.job.reader.finish("eos")
             return
-        lane.logprobs.append(float(log_probs([logits], [token])[0]))
-        lane.top2.append(bool(in_top2([logits], [token])[0]))
+        logprob, is_top = known_of(logits, token)
+        lane.logprobs.append(logprob)
+        lane.top2.append(is_top)
         lane.tokens.append(token)
         lane.job.reader.feed(vocabulary.piece(token))
 
@@ -198,7 +205,7 @@ class LlamaLanes:
         decoded = self.context.decode(tokens, range(start, start + n), [trunk.sequence] * n, [True] * n)
         rows = [trunk.logits, *decoded.logits[:-1]]
         states = {tap: StepStates(before=trunk.last_states[tap], own=own) for tap, own in decoded.states.items()}
-        step = ModelStep(tokens, states, log_probs(rows, tokens), in_top2(rows, tokens))
+        step = ModelStep(tokens, states, *known_of_all(rows, tokens))
         self.context.trim(start, trunk.sequence)
         return step
 

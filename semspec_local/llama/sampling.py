@@ -86,6 +86,12 @@ class LlamaSampler:
         C.llama_sampler_accept(self._chain, token)
         return token
 
+    def sample_last(self, context: Any) -> int:
+        """One token id, drawn from the last logits of a native context: `sample` without their way through Python."""
+        if self._n_used != len(self._ids):  # llama.cpp would draw from the padding too
+            return self.sample(np.ctypeslib.as_array(C.llama_get_logits_ith(context, -1), (len(self._ids),)))
+        return int(C.llama_sampler_sample(self._chain, context, -1))
+
     def draw(self, logits: FloatArray) -> Draw:
         """`sample`, with the distribution that the token was drawn from."""
         if self._config.temperature == 0:  # llama.cpp's greedy sampler computes no probabilities
@@ -99,16 +105,15 @@ class LlamaSampler:
         self._stack.close()
 
 
-def log_probs(logits: Iterable[FloatArray], tokens: Sequence[int]) -> FloatArray:
-    """Natural-log probabilities of `tokens` [n] under `n` rows of logits [n_vocab], float32 [n]."""
-    result = np.empty(len(tokens), dtype=np.float32)
-    for i, (row, token) in enumerate(zip(logits, tokens)):  # one row at a time stays in the processor's cache
-        peak = row.max()
-        result[i] = row[token] - peak - np.log(np.exp(row - peak).sum())
-    return result
+def known_of(logits: FloatArray, token: int) -> tuple[float, bool]:
+    """A token's natural-log probability under logits [n_vocab], and whether it is one of the two likeliest."""
+    logit, peak = logits[token], logits.max()
+    return float(logit - peak - np.log(np.exp(logits - peak).sum())), int(np.count_nonzero(logits > logit)) <= 1
 
 
-def in_top2(logits: Iterable[FloatArray], tokens: Sequence[int]) -> NDArray[np.bool_]:
-    """Is each of `tokens` [n] one of the two likeliest under its row of logits [n_vocab]?"""
-    counts = [np.count_nonzero(row > row[token]) for row, token in zip(logits, tokens)]
-    return np.asarray(counts, dtype=np.int64) <= 1
+def known_of_all(logits: Iterable[FloatArray], tokens: Sequence[int]) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """`known_of` for tokens [n] under `n` rows of logits [n_vocab]: float32 [n] and bool [n]."""
+    known = [known_of(row, token) for row, token in zip(logits, tokens)]  # one row at a time stays in the cache
+    return np.array([logprob for logprob, _ in known], dtype=np.float32), np.array(
+        [top for _, top in known], dtype=bool
+    )

@@ -1,0 +1,133 @@
+"""Put finished probes to a test: what they say of the steps of another collection, against the shares found there.
+
+With many samples per prefix and exact clusters, as in the made world, the shares are the semantic probabilities
+themselves. Reads the ONNX files as a run does; knows nothing of how they were trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError
+from ..probes import load_probe
+from ..roles import ROLES, Role
+from . import evaluate
+from .collection import Collection, StateKind
+from .labels import Labels
+
+N_CURVE_BINS = 10
+
+
+def examine(
+    probes: Mapping[Role, Path],
+    collection: Collection,
+    labels: Labels,
+    *,
+    seed: int = 0,
+    n_resamples: int = evaluate.N_RESAMPLES,
+) -> dict[str, Any]:
+    """Quality of each probe on the steps of each writer, and how well the scores tell good drafted steps from others.
+
+    The truth for a probe of `role` is the share of that model's samples that mean the same as the step (the joint
+    clustering). Raises ConfigError when the collection lacks the states that a probe reads.
+    """
+    usable = collection.n_tokens > 0
+    report: dict[str, Any] = {
+        "data": collection.header.get("data"),
+        "n_samples": collection.header.get("n_samples"),
+        "n_prefixes": len(collection.prefixes),
+        "clusterer": labels.clusterer,
+        "probes": {},
+    }
+    predicted: dict[Role, NDArray[np.float64]] = {}
+    for role in ROLES:
+        predicted[role] = _predict(probes[role], role, collection, usable)
+        share = labels.share("joint", role)
+        report["probes"][role] = {
+            f"{writer}_steps": _quality(share, predicted[role], collection, rows, seed, n_resamples)
+            for writer in ROLES
+            if (rows := usable & (collection.writers == writer)).any()
+        }
+    report["decision"] = decision(collection, labels, predicted, usable, n_resamples=n_resamples, seed=seed)
+    return report
+
+
+def decision(
+    collection: Collection,
+    labels: Labels,
+    predicted: Mapping[Role, NDArray[np.float64]],
+    rows: NDArray[np.bool_],
+    *,
+    n_resamples: int,
+    seed: int,
+) -> dict[str, Any]:
+    """What the policies must tell apart: the draft-written steps among `rows`, by the target's share."""
+    rows = rows & (collection.writers == "draft") & (collection.n_tokens > 0)
+    target, draft = predicted["target"][rows], predicted["draft"][rows]
+    ratio = np.divide(target, draft, out=np.zeros_like(target), where=draft > 0)
+    features = {
+        name: collection.feature("target", name)[rows] for name in ("logprob_mean", "logprob_min", "top2_share")
+    }
+    difference = features["logprob_mean"] - collection.feature("draft", "logprob_mean")[rows]
+    scores = {
+        evaluate.RATIO: ratio,
+        "draft_semantic_prob": draft,
+        "target_semantic_prob": target,
+        **{f"target_{name}": feature.astype(np.float64) for name, feature in features.items()},
+        "logprob_mean_target_minus_draft": difference.astype(np.float64),
+        "fewer_tokens": -collection.n_tokens[rows].astype(np.float64),
+    }
+    share = labels.target_share[rows]
+    return {
+        "n_steps": int(rows.sum()),
+        "in_a_target_cluster": float((share > 0).mean()),
+        "target_share_mean": float(share.mean()),
+        "scores": evaluate.decision_table(
+            share, scores, collection.problem_ids[rows], seed=seed, n_resamples=n_resamples
+        ),
+    }
+
+
+def _predict(path: Path, role: Role, collection: Collection, usable: NDArray[np.bool_]) -> NDArray[np.float64]:
+    probe = load_probe(path, role, collection.models[role])
+    spec = probe.spec
+    kind = StateKind(spec.layer, spec.window, spec.pooling, spec.norm)
+    if kind not in collection.kinds(role):
+        raise ConfigError(
+            f"{collection.folder} has no states {kind.tensor(role)}, which {path} reads; collect them too"
+        )
+    probs = np.full(len(usable), np.nan)
+    probs[usable] = probe.predict(collection.states(role, kind)[usable])
+    return probs
+
+
+def _quality(
+    share: NDArray[np.float64],
+    predicted: NDArray[np.float64],
+    collection: Collection,
+    rows: NDArray[np.bool_],
+    seed: int,
+    n_resamples: int,
+) -> dict[str, Any]:
+    truth, guess = share[rows], predicted[rows]
+    return {
+        "n_steps": int(rows.sum()),
+        "share_mean": float(truth.mean()),
+        **evaluate.probe_quality(truth, guess, collection.problem_ids[rows], seed=seed, n_resamples=n_resamples),
+        "calibration_curve": calibration_curve(truth, guess),
+    }
+
+
+def calibration_curve(share: NDArray[np.float64], predicted: NDArray[np.float64]) -> list[dict[str, float]]:
+    """Mean prediction and mean share in bins of equal width; empty bins are left out."""
+    bins = np.minimum((predicted * N_CURVE_BINS).astype(np.int64), N_CURVE_BINS - 1)
+    return [
+        {"n": int(inside.sum()), "predicted": float(predicted[inside].mean()), "share": float(share[inside].mean())}
+        for k in range(N_CURVE_BINS)
+        if (inside := bins == k).any()
+    ]

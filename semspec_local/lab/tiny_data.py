@@ -1,0 +1,78 @@
+"""What the embedded pair is taught: solved problems of the made world as token ids, and which of them to learn."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..roles import ROLES
+from .tiny_gguf import ASSISTANT, END, USER, train_vocabulary
+from .world import make_problem, solve
+
+N_VOCAB = 1024
+"""The most ids the vocabulary may have; the world's words need about 900."""
+
+N_VOCABULARY_PROBLEMS = 2000
+
+FOREIGN_RATE, SLIP_RATE = 0.3, 0.25
+"""Steps in another hand, and wrong ones among them; a model reads them and is not taught to write them."""
+
+Solved = tuple[str, list[tuple[str, bool]]]
+"""A question, and its solution step by step, each with whether it is learnt."""
+
+Lesson = tuple[NDArray[np.uint16], NDArray[np.bool_]]
+"""The ids of a conversation, uint16 [n], and which of them are learnt, bool [n]."""
+
+
+def solved(seed: int, number: int, hand: str) -> Solved:
+    """Problem `number` of a seed with a solution by `hand`; the same whenever and wherever it is asked for."""
+    rng = np.random.default_rng([seed, number])
+    problem = make_problem(rng)
+    steps = solve(problem, rng, hand=hand, foreign_rate=FOREIGN_RATE, slip_rate=SLIP_RATE)
+    return problem.question, [(step.text, step.own) for step in steps]
+
+
+def _solved_range(arguments: tuple[int, int, int, str]) -> list[Solved]:
+    seed, start, stop, hand = arguments
+    return [solved(seed, number, hand) for number in range(start, stop)]
+
+
+def make_lessons(hand: str, n: int, seed: int, n_processes: int) -> list[Solved]:
+    """`n` solved problems in one hand; what is not for training comes from another seed."""
+    edges = np.linspace(0, n, 8 * n_processes + 1, dtype=int).tolist()
+    with ProcessPoolExecutor(n_processes) as pool:
+        parts = pool.map(_solved_range, [(seed, start, stop, hand) for start, stop in pairwise(edges)])
+        return [row for part in parts for row in part]
+
+
+def make_tokenizer(path: Path, seed: int) -> Any:
+    """The `tokenizers.Tokenizer` at `path`; taught on problems in both hands when it is not there yet."""
+    from tokenizers import Tokenizer
+
+    if not path.exists():
+        rows = [row for hand in ROLES for row in make_lessons(hand, N_VOCABULARY_PROBLEMS, seed + 2, 1)]
+        texts = (text for question, steps in rows for text in (question, *(step for step, _ in steps)))
+        train_vocabulary(texts, N_VOCAB).save(str(path))
+    return Tokenizer.from_file(str(path))
+
+
+def encode(tokenizer: Any, rows: list[Solved]) -> list[Lesson]:
+    """Token ids as the chat template lays a conversation out; only solutions are learnt, never questions."""
+    user, assistant, end = (tokenizer.token_to_id(name) for name in (USER, ASSISTANT, END))
+    texts = [text for question, steps in rows for text in (question, *(step for step, _ in steps))]
+    encoded = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+    lessons: list[Lesson] = []
+    for _, steps in rows:
+        ids = [user, *next(encoded).ids, end, assistant]
+        learn = [False] * len(ids)
+        for _, own in steps:
+            part = next(encoded).ids
+            ids += part
+            learn += [own] * len(part)
+        lessons.append((np.array([*ids, end], np.uint16), np.array([*learn, True], bool)))
+    return lessons
