@@ -56,7 +56,7 @@ def test_without_arguments_it_pulls_the_default_pair_and_asks_a_question_of_its_
 def test_tiny_asks_the_embedded_pair_and_pulls_nothing(demo):
     setup, (*run, question) = demo("--tiny")
     assert setup == ["setup"]
-    assert run == ["run", "--seed", "1", "--pair", "tiny", "--"] and question.startswith("Anna has 14 shells. ")
+    assert run == ["run", "--seed", "1", "--pair", "tiny", "--"] and question.startswith("Anna has 9 shells. ")
     assert demo("--tiny", "--policy", "never", "-v")[1] == [
         *("run", "--seed", "1", "--pair", "tiny", "--policy", "never", "-v", "--"),
         question,

@@ -25,7 +25,7 @@ home, no_network = pairs_support.home, pairs_support.no_network
 DEFAULT = "qwen2.5-coder"
 REMARK = (
     "the pair qwen2.5-coder is not on this machine, so the embedded pair tiny answers; it knows made-up "
-    'arithmetic problems only, such as "Anna has 14 shells. Anna finds 9 more shells. ... '
+    'arithmetic problems only, such as "Anna has 9 shells. Anna finds 6 more shells. ... '
     'How many shells do they have together?"; for real questions: semspec-local models pull qwen2.5-coder  (1.6 GB)'
 )
 

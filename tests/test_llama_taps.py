@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from llama_support import GREEDY, NOISE, TOKENS, at_most, read_one_by_one, session
+from llama_support import FREE, GREEDY, NOISE, TOKENS, at_most, read_one_by_one, session
 
 from semspec_local.errors import ModelError
 from semspec_local.llama import taps as taps_module

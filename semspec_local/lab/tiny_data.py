@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..roles import ROLES
 from .tiny_gguf import ASSISTANT, END, USER, train_vocabulary
-from .world import make_problem, solve
+from .world import MIN_STEPS, make_problem, solve
 
 N_VOCAB = 1024
 """The most ids the vocabulary may have; the world's words need about 900."""
@@ -25,37 +25,43 @@ FOREIGN_RATE, SLIP_RATE = 0.3, 0.25
 Solved = tuple[str, list[tuple[str, bool]]]
 """A question, and its solution step by step, each with whether it is learnt."""
 
-Lesson = tuple[NDArray[np.uint16], NDArray[np.bool_]]
-"""The ids of a conversation, uint16 [n], and which of them are learnt, bool [n]."""
+Lesson = tuple[NDArray[np.uint16], NDArray[np.float32]]
+"""The ids of a conversation, uint16 [n], and how much each counts in the loss, float32 [n]; 0 is not learnt."""
+
+DIGIT_WEIGHT = 4.0
+"""How much more a digit counts than a word: words are chosen freely, and what cannot be known drowns what can."""
+
+MAX_SHORT_STEPS = 4
+"""The most steps of the problems that come first in a training."""
 
 
-def solved(seed: int, number: int, hand: str) -> Solved:
+def solved(seed: int, number: int, hand: str, *, short: bool = False) -> Solved:
     """Problem `number` of a seed with a solution by `hand`; the same whenever and wherever it is asked for."""
     rng = np.random.default_rng([seed, number])
-    problem = make_problem(rng)
+    problem = make_problem(rng, int(rng.integers(MIN_STEPS, MAX_SHORT_STEPS + 1)) if short else None)
     steps = solve(problem, rng, hand=hand, foreign_rate=FOREIGN_RATE, slip_rate=SLIP_RATE)
     return problem.question, [(step.text, step.own) for step in steps]
 
 
-def _solved_range(arguments: tuple[int, int, int, str]) -> list[Solved]:
-    seed, start, stop, hand = arguments
-    return [solved(seed, number, hand) for number in range(start, stop)]
+def _solved_range(arguments: tuple[int, int, int, str, int]) -> list[Solved]:
+    seed, start, stop, hand, n_short = arguments
+    return [solved(seed, number, hand, short=number < n_short) for number in range(start, stop)]
 
 
-def make_lessons(hand: str, n: int, seed: int, n_processes: int) -> list[Solved]:
-    """`n` solved problems in one hand; what is not for training comes from another seed."""
+def make_lessons(hand: str, n: int, seed: int, n_processes: int, *, n_short: int = 0) -> list[Solved]:
+    """`n` solved problems in one hand, short ones first; what is not for training comes from another seed."""
     edges = np.linspace(0, n, 8 * n_processes + 1, dtype=int).tolist()
     with ProcessPoolExecutor(n_processes) as pool:
-        parts = pool.map(_solved_range, [(seed, start, stop, hand) for start, stop in pairwise(edges)])
+        parts = pool.map(_solved_range, [(seed, start, stop, hand, n_short) for start, stop in pairwise(edges)])
         return [row for part in parts for row in part]
 
 
-def make_tokenizer(path: Path, seed: int) -> Any:
+def make_tokenizer(path: Path, seed: int, n_problems: int = N_VOCABULARY_PROBLEMS) -> Any:
     """The `tokenizers.Tokenizer` at `path`; taught on problems in both hands when it is not there yet."""
     from tokenizers import Tokenizer
 
     if not path.exists():
-        rows = [row for hand in ROLES for row in make_lessons(hand, N_VOCABULARY_PROBLEMS, seed + 2, 1)]
+        rows = [row for hand in ROLES for row in make_lessons(hand, n_problems, seed + 2, 1)]
         texts = (text for question, steps in rows for text in (question, *(step for step, _ in steps)))
         train_vocabulary(texts, N_VOCAB).save(str(path))
     return Tokenizer.from_file(str(path))
@@ -64,6 +70,8 @@ def make_tokenizer(path: Path, seed: int) -> Any:
 def encode(tokenizer: Any, rows: list[Solved]) -> list[Lesson]:
     """Token ids as the chat template lays a conversation out; only solutions are learnt, never questions."""
     user, assistant, end = (tokenizer.token_to_id(name) for name in (USER, ASSISTANT, END))
+    weights = np.ones(tokenizer.get_vocab_size(), np.float32)
+    weights[[tokenizer.token_to_id(digit) for digit in "0123456789"]] = DIGIT_WEIGHT
     texts = [text for question, steps in rows for text in (question, *(step for step, _ in steps))]
     encoded = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
     lessons: list[Lesson] = []
@@ -74,5 +82,6 @@ def encode(tokenizer: Any, rows: list[Solved]) -> list[Lesson]:
             part = next(encoded).ids
             ids += part
             learn += [own] * len(part)
-        lessons.append((np.array([*ids, end], np.uint16), np.array([*learn, True], bool)))
+        row = np.array([*ids, end], np.uint16)
+        lessons.append((row, weights[row] * np.array([*learn, True], np.float32)))
     return lessons

@@ -39,12 +39,14 @@ class Plan:
     """How one model is taught.
 
     `stages` are (layers, share of the steps): a deeper model begins as its shallower self stacked on itself
-    (arXiv 2405.15319), which reaches the same loss for less computation. `batch_tokens` counts padding too.
+    (arXiv 2405.15319), which reaches the same loss for less computation. The first `n_short` of the lessons are short
+    ones, and come first. `batch_tokens` counts padding too.
     """
 
     shape: Shape
     stages: tuple[tuple[int, float], ...]
     n_lessons: int
+    n_short: int
     batch_tokens: int
     learning_rate: float
 
@@ -107,10 +109,11 @@ class Llama(nn.Module):  # type: ignore[misc]
             x = layer(x, self.turn[:, : ids.shape[1]])
         return self.output_norm(x)
 
-    def loss(self, ids: Any, learn: Any) -> Any:
-        """Sum of the cross-entropy of the learnt tokens, in nats."""
-        states = self(ids[:, :-1])[learn[:, 1:]]
-        return F.cross_entropy(states @ self.token_embd.weight.T, ids[:, 1:][learn[:, 1:]], reduction="sum")
+    def loss(self, ids: Any, weights: Any) -> Any:
+        """Sum of the cross-entropy of the learnt tokens, in nats, each times its weight."""
+        learnt = weights[:, 1:] > 0
+        logits = self(ids[:, :-1])[learnt] @ self.token_embd.weight.T
+        return F.cross_entropy(logits, ids[:, 1:][learnt], reduction="none") @ weights[:, 1:][learnt]
 
     def arrays(self) -> dict[str, FloatArray]:
         """The weights by llama.cpp's names."""
@@ -208,9 +211,18 @@ def rate_share(step: int, n_steps: int, stage_start: int) -> float:
 # -- the loop -------------------------------------------------------------------------------------------
 
 
-def batches(lessons: Sequence[Lesson], batch_tokens: int, rng: np.random.Generator) -> list[list[int]]:
-    """Indices of lessons, grouped into batches of about `batch_tokens` tokens; every lesson is in one."""
-    order = rng.permutation(len(lessons))
+def schedule(plan: Plan, lessons: Sequence[Lesson], seed: int) -> list[list[int]]:
+    """The batches of a training, in order: those of the short lessons first."""
+    rng = np.random.default_rng([seed, 1])
+    first, rest = range(plan.n_short), range(plan.n_short, len(lessons))
+    return [group for part in (first, rest) for group in batches(lessons, part, plan.batch_tokens, rng)]
+
+
+def batches(
+    lessons: Sequence[Lesson], part: Sequence[int], batch_tokens: int, rng: np.random.Generator
+) -> list[list[int]]:
+    """Indices of a part of the lessons, grouped into batches of about `batch_tokens` tokens; every one is in one."""
+    order = rng.permutation(np.array(part, dtype=np.int64))
     groups: list[list[int]] = []
     for start in range(0, len(order), _N_BUCKET):
         group: list[int] = []
@@ -224,13 +236,13 @@ def batches(lessons: Sequence[Lesson], batch_tokens: int, rng: np.random.Generat
 
 
 def collate(lessons: Sequence[Lesson], group: Sequence[int]) -> tuple[Any, Any]:
-    """Padded ids int64 [n, longest], and what is learnt of them, bool."""
+    """Padded ids int64 [n, longest], and their weights float32."""
     longest = max((len(lessons[i][0]) for i in group), default=1)
     ids: NDArray[np.int64] = np.zeros((len(group), longest), np.int64)
-    learn: NDArray[np.bool_] = np.zeros((len(group), longest), bool)
+    weights: NDArray[np.float32] = np.zeros((len(group), longest), np.float32)
     for row, i in enumerate(group):
-        ids[row, : len(lessons[i][0])], learn[row, : len(lessons[i][1])] = lessons[i]
-    return torch.from_numpy(ids), torch.from_numpy(learn)
+        ids[row, : len(lessons[i][0])], weights[row, : len(lessons[i][1])] = lessons[i]
+    return torch.from_numpy(ids), torch.from_numpy(weights)
 
 
 @dataclass
@@ -264,17 +276,13 @@ def teach(
 ) -> tuple[Llama, list[tuple[int, float, float]]]:
     """Train one model, from its checkpoint where there is one.
 
-    Returns it and its losses as (step, mean over the steps since the last, held out), in nats per learnt token.
+    Returns it and its losses as (step, mean over the steps since the last, held out), in nats per unit of weight.
     """
     with tempfile.TemporaryDirectory() as folder:
         arguments = (n_processes, folder, plan, lessons, held_out, n_vocab, seed, checkpoint, say)
         torch.multiprocessing.start_processes(_work, arguments, nprocs=n_processes, start_method="fork")
-    run = _begin(plan, n_vocab, seed, checkpoint, Team(), len(batches(lessons, plan.batch_tokens, _order(seed))))
+    run = _begin(plan, n_vocab, seed, checkpoint, Team(), len(schedule(plan, lessons, seed)))
     return run.model, run.losses
-
-
-def _order(seed: int) -> np.random.Generator:
-    return np.random.default_rng([seed, 1])
 
 
 def _begin(plan: Plan, n_vocab: int, seed: int, checkpoint: Path, team: Team, n_steps: int) -> _Run:
@@ -310,7 +318,7 @@ def _work(
     team = Team(rank, n)
     if n > 1:
         torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/team", rank=rank, world_size=n)
-    todo = batches(lessons, plan.batch_tokens, _order(seed))
+    todo = schedule(plan, lessons, seed)
     run = _begin(plan, n_vocab, seed, checkpoint, team, len(todo))
     starts = plan.stage_starts(len(todo))
     recent, n_tokens, since = [], 0, time.monotonic()
@@ -343,15 +351,18 @@ def _work(
 
 def _take_step(run: _Run, lessons: Sequence[Lesson], group: Sequence[int], rate: float, team: Team) -> float:
     """One step of the whole team; the mean loss of its batch."""
-    n_learnt = sum(int(lessons[i][1][1:].sum()) for i in group)
+    weight_sum = sum(float(lessons[i][1][1:].sum()) for i in group)
     for tool in run.tools:
         for part in tool.param_groups:
             part["lr"] = rate
-        tool.zero_grad()
-    loss = run.model.loss(*collate(lessons, group[team.rank :: team.n])) / n_learnt
-    loss.backward()
-    total = loss.detach().clone()
     weights = list(run.model.parameters())
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    total = torch.zeros(1)
+    if mine := group[team.rank :: team.n]:  # the last batch of a bucket may have fewer lessons than there are processes
+        loss = run.model.loss(*collate(lessons, mine)) / weight_sum
+        loss.backward()
+        total += loss.detach()
     team.add_up([total, *(weight.grad for weight in weights)])
     nn.utils.clip_grad_norm_(weights, 1.0)
     for tool in run.tools:
@@ -360,10 +371,10 @@ def _take_step(run: _Run, lessons: Sequence[Lesson], group: Sequence[int], rate:
 
 
 def _mean_loss(model: Llama, lessons: Sequence[Lesson], batch_tokens: int) -> float:
-    total, n_learnt = 0.0, 0
+    total = weight_sum = 0.0
     with torch.no_grad():
-        for group in batches(lessons, batch_tokens, np.random.default_rng(0)):
-            ids, learn = collate(lessons, group)
-            total += float(model.loss(ids, learn))
-            n_learnt += int(learn[:, 1:].sum())
-    return total / n_learnt
+        for group in batches(lessons, range(len(lessons)), batch_tokens, np.random.default_rng(0)):
+            ids, weights = collate(lessons, group)
+            total += float(model.loss(ids, weights))
+            weight_sum += float(weights[:, 1:].sum())
+    return total / weight_sum

@@ -1,7 +1,7 @@
 """The made world: multi-step arithmetic word problems whose every step has a meaning that is known exactly.
 
 A problem is a story, the steps that solve it, and which step needs which. The same generator teaches the embedded pair
-`tiny`, makes its test problems, and says of any step whether it is right. All numbers are 2 to 99.
+`tiny`, makes its test problems, and says of any step whether it is right. All numbers are 2 to 50.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .cluster import greedy_clusters
 from .world_stories import KINDS, NAMES, ORDINARY, Kind
 from .world_text import HANDS, Meaning, Operation, compute, meaning_of, word_step
 
-MIN_VALUE, MAX_VALUE = 2, 99
+MIN_VALUE, MAX_VALUE = 2, 50
 MIN_STEPS, MAX_STEPS = 2, 8
 _MAX_CHAIN = 4  # steps of one owner
 OPERATION_MIX: tuple[Operation, ...] = ("add",) * 3 + ("subtract",) * 3 + ("multiply",) * 2 + ("divide",) * 2
@@ -200,12 +200,12 @@ def _tell_owner(draft: _Draft, name: str, n_steps: int, other: _Owner | None) ->
     if n_steps and other is not None and draft.rng.random() < 0.4:
         owner = _compare(draft, name, other)
     elif n_steps and draft.rng.random() < 0.4:
-        bags, each = draft.number(2, 9), draft.number(2, 12)
+        bags, each = draft.number(2, 9), draft.number(2, 10)
         draft.tell(kind.packs, n=name, a=bags, k=each)
         step = draft.add_step("multiply", bags, each, [], name)
         owner = _Owner(name, draft.steps[step].meaning.result, step)
     else:
-        owner = _Owner(name, draft.number(MIN_VALUE, 60), None)
+        owner = _Owner(name, draft.number(MIN_VALUE, 40), None)
         draft.tell(kind.has, n=name, a=owner.value)
         n_steps += 1
     for _ in range(n_steps - 1):

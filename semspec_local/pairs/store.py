@@ -24,7 +24,7 @@ EMBEDDED_PAIR = "tiny"
 """The pair whose files ship with the program."""
 
 _EMBEDDED_KNOWS = (
-    'made-up arithmetic problems only, such as "Anna has 14 shells. Anna finds 9 more shells. ... '
+    'made-up arithmetic problems only, such as "Anna has 9 shells. Anna finds 6 more shells. ... '
     'How many shells do they have together?"'
 )
 

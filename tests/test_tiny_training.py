@@ -1,0 +1,133 @@
+"""Teaching the embedded pair: what is learnt, that it can be stopped, and the whole path in small."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from semspec_local.lab.tiny_data import encode, make_tokenizer, solved
+from semspec_local.lab.tiny_gguf import ASSISTANT, CONTROLS, END, USER, Shape, random_weights, write_gguf
+from semspec_local.llama.chat import ChatTemplate
+from semspec_local.llama.model import LlamaModel
+
+ROOT = Path(__file__).resolve().parent.parent
+SHAPE = Shape(n_layer=2, n_embd=32, n_ff=64, n_head=2, file_type="F32")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    pytest.importorskip("tokenizers", reason="the extra packages of the lab are not installed")
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json", 1, n_problems=60)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "random.gguf"
+    weights = random_weights(SHAPE, tokenizer.get_vocab_size())
+    write_gguf(path, weights, SHAPE, tokenizer, name="random", description="random weights")
+    with LlamaModel(path) as loaded:
+        yield loaded
+
+
+def test_llama_cpp_reads_text_as_the_lessons_spell_it(tokenizer, model):
+    """Or the models would be asked in another spelling than they were taught in."""
+    vocabulary, chat = model.vocabulary, ChatTemplate(model)
+    for number in range(30):
+        question, steps = solved(7, number, "draft")
+        (ids, _), *_ = encode(tokenizer, [(question, steps)])
+        prompt = chat.render([{"role": "user", "content": question}]).tokens
+        written = [token for text, _ in steps for token in vocabulary.encode(text)]
+        assert [*prompt, *written, *vocabulary.eog_tokens] == ids.tolist()
+    assert vocabulary.n_used == vocabulary.n_tokens == tokenizer.get_vocab_size()
+
+
+def test_digits_are_tokens_of_their_own_and_any_text_can_be_spelled(tokenizer, model):
+    vocabulary = model.vocabulary
+    assert [vocabulary.piece(token) for token in vocabulary.encode("1234")] == [b"1", b"2", b"3", b"4"]
+    for text in ("Größe\r\n\t日本", "<|user|> x <|end|>", "so.\n\nThen"):
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+    controls = {tokenizer.token_to_id(name) for name in CONTROLS}
+    assert not controls & set(vocabulary.encode("<|user|><|end|>"))
+
+
+def test_only_the_own_and_right_steps_of_a_solution_are_learnt(tokenizer):
+    for number in range(30):
+        question, steps = solved(7, number, "target")
+        ((ids, learn),) = encode(tokenizer, [(question, steps)])
+        start = ids.tolist().index(tokenizer.token_to_id(ASSISTANT)) + 1
+        assert ids[0] == tokenizer.token_to_id(USER) and ids[-1] == tokenizer.token_to_id(END)
+        assert not learn[:start].any() and learn[-1]
+        own = "".join(text for text, is_own in steps if is_own)
+        assert tokenizer.decode(ids[start:-1][learn[start:-1]].tolist(), skip_special_tokens=False) == own
+
+
+def test_a_system_message_is_refused(model):
+    with pytest.raises(Exception, match="knows no system message"):
+        ChatTemplate(model).render([{"role": "system", "content": "Think."}, {"role": "user", "content": "How many?"}])
+
+
+def test_torch_and_llama_cpp_compute_the_same(tokenizer, tmp_path):
+    torch = pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
+    from semspec_local.config import SamplingConfig
+    from semspec_local.lab.tiny_train import Llama
+    from semspec_local.llama.session import LlamaStepModel
+
+    torch.manual_seed(0)
+    net = Llama(SHAPE, tokenizer.get_vocab_size())
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.add_(0.2 * torch.randn_like(weight))
+    path = tmp_path / "net.gguf"
+    write_gguf(path, net.arrays(), SHAPE, tokenizer, name="net", description="")
+    ids = np.random.default_rng(0).integers(3, tokenizer.get_vocab_size(), 60)
+    with torch.no_grad():
+        logits = net(torch.from_numpy(ids[None]))[0] @ net.token_embd.weight.T
+        expected = logits.log_softmax(-1)[np.arange(10, 59), ids[11:]].numpy()
+    with LlamaStepModel(path, n_ctx=128, n_threads=1, sampling=SamplingConfig(temperature=0)) as model:
+        model.prefill(ids[:11].tolist())
+        got = model.score(ids[11:].tolist(), logprobs=True).logprobs
+    np.testing.assert_allclose(got, expected, atol=0.02)
+
+
+def test_a_deeper_model_begins_as_its_shallower_self_stacked():
+    pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
+    from semspec_local.lab.tiny_train import Llama, stacked
+
+    shallow = Llama(SHAPE, 300)
+    deep = stacked(shallow, Shape(n_layer=4, n_embd=32, n_ff=64, n_head=2, file_type="F32"))
+    arrays = deep.arrays()
+    for name, weight in shallow.arrays().items():
+        np.testing.assert_array_equal(arrays[name], weight)
+        if name.startswith("blk.1."):
+            np.testing.assert_array_equal(arrays[name.replace("blk.1.", "blk.3.")], weight)
+
+
+@pytest.mark.slow
+def test_the_whole_path_from_nothing_to_a_pair_that_runs(tmp_path):
+    """`--quick`: minutes, and a pair of no worth; everything but the hours is there."""
+    pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
+    out = tmp_path / "models" / "quick"
+    command = [sys.executable, str(ROOT / "scripts/train_tiny_pair"), "--quick", "-t", "1"]
+    command += ["--out", str(out), "--work", str(tmp_path / "work")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    card = json.loads((out / "card.json").read_text())
+    for role in ("target", "draft"):
+        facts = card["models"][role]
+        assert facts["losses"][-1][2] < facts["losses"][0][1]
+        assert facts["size_bytes"] == (out / f"{role}.gguf").stat().st_size
+        assert 0 <= facts["solved_at_0"] <= 1
+        assert facts["speeds"]["decode_ms"] > 0
+    manifest = out.with_suffix(".toml")
+    ask = [sys.executable, "-m", "semspec_local", "run", "--pair", str(manifest), "--policy", "loglik-ratio"]
+    answered = subprocess.run(
+        [*ask, "-n", "40", "-q", "--json", "How many?"], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert answered.returncode == 0, answered.stderr
+    assert json.loads(answered.stdout)["usage"]
