@@ -151,7 +151,7 @@ class Reasoner:
             if role in self._probe_roles():
                 self.probes[role] = self._probe(role, path)
             n_ctx = min(self.models.n_ctx, model.n_ctx_train)
-            if n_ctx < self.models.n_ctx:
+            if n_ctx < self.models.n_ctx != ModelConfig().n_ctx:  # nobody asked for the default
                 self._warn(f"the {role} was trained for {n_ctx:,} tokens of context; that is what it gets")
             self._models[role] = stack.enter_context(
                 LlamaStepModel(

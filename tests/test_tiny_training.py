@@ -59,7 +59,8 @@ def test_digits_are_tokens_of_their_own_and_any_text_can_be_spelled(tokenizer, m
 def test_only_the_own_and_right_steps_of_a_solution_are_learnt(tokenizer):
     for number in range(30):
         question, steps = solved(7, number, "target")
-        ((ids, learn),) = encode(tokenizer, [(question, steps)])
+        ((ids, weights),) = encode(tokenizer, [(question, steps)])
+        learn = weights > 0
         start = ids.tolist().index(tokenizer.token_to_id(ASSISTANT)) + 1
         assert ids[0] == tokenizer.token_to_id(USER) and ids[-1] == tokenizer.token_to_id(END)
         assert not learn[:start].any() and learn[-1]
@@ -95,17 +96,23 @@ def test_torch_and_llama_cpp_compute_the_same(tokenizer, tmp_path):
     np.testing.assert_allclose(got, expected, atol=0.02)
 
 
-def test_a_deeper_model_begins_as_its_shallower_self_stacked():
-    pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
-    from semspec_local.lab.tiny_train import Llama, stacked
+def test_a_grown_model_computes_what_the_small_one_does():
+    torch = pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
+    from semspec_local.lab.tiny_train import Llama, grown
 
-    shallow = Llama(SHAPE, 300)
-    deep = stacked(shallow, Shape(n_layer=4, n_embd=32, n_ff=64, n_head=2, file_type="F32"))
-    arrays = deep.arrays()
-    for name, weight in shallow.arrays().items():
-        np.testing.assert_array_equal(arrays[name], weight)
-        if name.startswith("blk.1."):
-            np.testing.assert_array_equal(arrays[name.replace("blk.1.", "blk.3.")], weight)
+    torch.manual_seed(0)
+    small = Llama(SHAPE, 300)
+    with torch.no_grad():
+        for weight in small.parameters():
+            weight.add_(0.2 * torch.randn_like(weight))
+        big = grown(small, Shape(n_layer=4, n_embd=64, n_ff=128, n_head=4, file_type="F32"), seed=1)
+        ids = torch.randint(0, 300, (2, 40))
+        before, after = (net(ids) @ net.token_embd.weight.T for net in (small, big))
+    torch.testing.assert_close(after, before, atol=1e-3, rtol=1e-3)
+    arrays = big.arrays()
+    left, right = np.split(arrays["blk.0.ffn_up.weight"], 2, axis=1)
+    assert not np.allclose(left, right)  # or both halves would stay equal for ever
+    assert arrays["blk.0.ffn_down.weight"].any() and not arrays["blk.1.ffn_down.weight"].any()
 
 
 @pytest.mark.slow

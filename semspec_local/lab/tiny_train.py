@@ -6,11 +6,10 @@ other at every product, so a busy machine costs its share and no more.
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +37,16 @@ _REPORT_EVERY, _SAVE_EVERY = 50, 100
 class Plan:
     """How one model is taught.
 
-    `stages` are (layers, share of the steps): a deeper model begins as its shallower self stacked on itself
-    (arXiv 2405.15319), which reaches the same loss for less computation. The first `n_short` of the lessons are short
-    ones, and come first. `batch_tokens` counts padding too.
+    `grows_from` names the model that this one begins as, grown to twice its size; None begins from nothing. The first
+    `n_short` of the lessons are short ones, and come first. `batch_tokens` counts padding too.
     """
 
     shape: Shape
-    stages: tuple[tuple[int, float], ...]
+    grows_from: str | None = None
     n_lessons: int
     n_short: int
     batch_tokens: int
     learning_rate: float
-
-    def shape_at(self, stage: int) -> Shape:
-        return Shape(**{**asdict(self.shape), "n_layer": self.stages[stage][0]})
-
-    def stage_starts(self, n_steps: int) -> list[int]:
-        """The first step of each stage."""
-        shares = np.cumsum([0.0, *(share for _, share in self.stages)])[:-1]
-        return [math.ceil(share * n_steps) for share in shares]
 
 
 # -- the model ------------------------------------------------------------------------------------------
@@ -126,14 +116,40 @@ def _rotate(x: Any, turn: Any) -> Any:
     return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
 
 
-def stacked(model: Llama, shape: Shape) -> Llama:
-    """A model of `shape` whose layers are those of `model`, over and over."""
-    deeper = Llama(shape, model.n_vocab)
-    deeper.token_embd.load_state_dict(model.token_embd.state_dict())
-    deeper.output_norm.load_state_dict(model.output_norm.state_dict())
-    for i, layer in enumerate(deeper.blk):
-        layer.load_state_dict(model.blk[i % len(model.blk)].state_dict())
-    return deeper
+_NOISE = 0.02
+"""How much the two copies of a widened weight differ, as a share of it; equal ones would stay equal for ever."""
+
+
+def grown(model: Llama, shape: Shape, seed: int) -> Llama:
+    """A model of `shape`, twice as wide and twice as deep, that computes what `model` does (after arXiv 1511.05641).
+
+    Every hidden unit is there twice, and what reads it halves its weight; every layer is followed by a copy of itself
+    that adds nothing yet.
+    """
+    small, big = model.shape, Llama(shape, model.n_vocab)
+    doubled = (2 * small.n_embd, 2 * small.n_ff, 2 * small.n_head, 2 * small.n_layer)
+    assert (shape.n_embd, shape.n_ff, shape.n_head, shape.n_layer) == doubled, "a model grows to twice its size"
+    generator = torch.Generator().manual_seed(seed)
+
+    def wide(weight: Any, *, halve: bool) -> Any:
+        """Both copies of what is read and of what is written; norms and embeddings have no input to halve."""
+        if weight.ndim == 1:
+            return weight.repeat(2)
+        if not halve:
+            return weight.repeat(1, 2)
+        apart = weight * _NOISE * torch.randn(weight.shape, generator=generator)
+        row = torch.cat([weight / 2 + apart, weight / 2 - apart], 1)
+        return row.repeat(2, 1)
+
+    with torch.no_grad():
+        big.token_embd.weight.copy_(wide(model.token_embd.weight, halve=False))
+        big.output_norm.weight.copy_(wide(model.output_norm.weight, halve=False) / 2)
+        for i, layer in enumerate(big.blk):
+            for name, weight in layer.named_parameters():
+                weight.copy_(wide(model.blk[i // 2].get_parameter(name), halve=True))
+                if i % 2 and name in ("attn_output.weight", "ffn_down.weight"):
+                    weight.zero_()
+    return big
 
 
 # -- the optimizer --------------------------------------------------------------------------------------
@@ -203,9 +219,9 @@ def optimizers(model: Llama, rate: float, team: Team) -> list[Any]:
     return [Muon(matrices, rate, team), torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
-def rate_share(step: int, n_steps: int, stage_start: int) -> float:
-    """The share of the learning rate at a step: warm up in every stage, stay, and fall to nothing at the end."""
-    return min(1.0, (step - stage_start + 1) / N_WARM_UP) * min(1.0, (n_steps - step) / (FALLING_SHARE * n_steps))
+def rate_share(step: int, n_steps: int) -> float:
+    """The share of the learning rate at a step: warm up, stay, and fall to nothing at the end."""
+    return min(1.0, (step + 1) / N_WARM_UP) * min(1.0, (n_steps - step) / (FALLING_SHARE * n_steps))
 
 
 # -- the loop -------------------------------------------------------------------------------------------
@@ -253,13 +269,13 @@ class _Run:
     tools: list[Any]
     step: int
     losses: list[tuple[int, float, float]]
+    seconds: float = 0.0
 
     def save(self, path: Path) -> None:
         temporary = path.with_suffix(".part")
+        facts = {"step": self.step, "losses": self.losses, "seconds": self.seconds}
         states = [tool.state_dict() for tool in self.tools]
-        torch.save(
-            {"step": self.step, "losses": self.losses, "model": self.model.state_dict(), "tools": states}, temporary
-        )
+        torch.save({**facts, "model": self.model.state_dict(), "tools": states}, temporary)
         temporary.replace(path)
 
 
@@ -273,32 +289,31 @@ def teach(
     checkpoint: Path,
     n_processes: int,
     say: Callable[[str], None],
-) -> tuple[Llama, list[tuple[int, float, float]]]:
-    """Train one model, from its checkpoint where there is one.
+    small: Llama | None = None,
+) -> tuple[Llama, list[tuple[int, float, float]], float]:
+    """Train one model, from its checkpoint where there is one, else from `small`, grown, else from nothing.
 
-    Returns it and its losses as (step, mean over the steps since the last, held out), in nats per unit of weight.
+    Returns it, its losses as (step, mean over the steps since the last, held out), in nats per unit of weight, and the
+    seconds that its steps took.
     """
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (n_processes, folder, plan, lessons, held_out, n_vocab, seed, checkpoint, say)
+        arguments = (n_processes, folder, plan, lessons, held_out, n_vocab, seed, checkpoint, say, small)
         torch.multiprocessing.start_processes(_work, arguments, nprocs=n_processes, start_method="fork")
-    run = _begin(plan, n_vocab, seed, checkpoint, Team(), len(schedule(plan, lessons, seed)))
-    return run.model, run.losses
+    run = _begin(plan, n_vocab, seed, checkpoint, Team(), small)
+    return run.model, run.losses, run.seconds
 
 
-def _begin(plan: Plan, n_vocab: int, seed: int, checkpoint: Path, team: Team, n_steps: int) -> _Run:
+def _begin(plan: Plan, n_vocab: int, seed: int, checkpoint: Path, team: Team, small: Llama | None) -> _Run:
     torch.manual_seed(seed)
-    if not checkpoint.exists():
-        model = Llama(plan.shape_at(0), n_vocab)
-        return _Run(model, optimizers(model, plan.learning_rate, team), 0, [])
-    saved = torch.load(checkpoint, weights_only=True)
-    starts = plan.stage_starts(n_steps)
-    stage = max(k for k, start in enumerate(starts) if start < saved["step"])
-    model = Llama(plan.shape_at(stage), n_vocab)
-    model.load_state_dict(saved["model"])
-    tools = optimizers(model, plan.learning_rate, team)
-    for tool, state in zip(tools, saved["tools"]):
-        tool.load_state_dict(state)
-    return _Run(model, tools, saved["step"], saved["losses"])
+    model = Llama(plan.shape, n_vocab) if small is None else grown(small, plan.shape, seed)
+    run = _Run(model, optimizers(model, plan.learning_rate, team), 0, [])
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        run.step, run.losses, run.seconds = saved["step"], saved["losses"], saved["seconds"]
+        model.load_state_dict(saved["model"])
+        for tool, state in zip(run.tools, saved["tools"]):
+            tool.load_state_dict(state)
+    return run
 
 
 def _work(
@@ -312,6 +327,7 @@ def _work(
     seed: int,
     checkpoint: Path,
     say: Callable[[str], None],
+    small: Llama | None,
 ) -> None:
     """What each process of the team does."""
     torch.set_num_threads(1)
@@ -319,15 +335,10 @@ def _work(
     if n > 1:
         torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/team", rank=rank, world_size=n)
     todo = schedule(plan, lessons, seed)
-    run = _begin(plan, n_vocab, seed, checkpoint, team, len(todo))
-    starts = plan.stage_starts(len(todo))
+    run = _begin(plan, n_vocab, seed, checkpoint, team, small)
     recent, n_tokens, since = [], 0, time.monotonic()
     while run.step < len(todo):
-        stage = max(k for k, start in enumerate(starts) if start <= run.step)
-        if run.step in starts[1:]:
-            run.model = stacked(run.model, plan.shape_at(stage))
-            run.tools = optimizers(run.model, plan.learning_rate, team)
-        rate = plan.learning_rate * rate_share(run.step, len(todo), starts[stage])
+        rate = plan.learning_rate * rate_share(run.step, len(todo))
         recent.append(_take_step(run, lessons, todo[run.step], rate, team))
         n_tokens += sum(len(lessons[i][0]) for i in todo[run.step])
         run.step += 1
@@ -338,9 +349,10 @@ def _work(
             if rank == 0:
                 speed = n_tokens / (time.monotonic() - since)
                 say(
-                    f"step {run.step} of {len(todo)}, {run.model.shape.n_layer} layers: loss {run.losses[-1][1]:.4f}, "
+                    f"step {run.step} of {len(todo)}: loss {run.losses[-1][1]:.4f}, "
                     f"held out {found:.4f}, {speed:.0f} tokens/s"
                 )
+            run.seconds += time.monotonic() - since
             recent, n_tokens, since = [], 0, time.monotonic()
         if rank == 0 and (run.step % _SAVE_EVERY == 0 or over):
             run.save(checkpoint)
