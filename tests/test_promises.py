@@ -14,6 +14,7 @@ from semspec_local.answer import last_boxed
 from semspec_local.config import ModelConfig, RunConfig, SamplingConfig
 from semspec_local.errors import ConfigError, PairNotPulledError
 from semspec_local.llama.session import LlamaStepModel
+from semspec_local.pairs import list_pairs
 from semspec_local.protocols import TapPoint
 from semspec_local.reasoner import Reasoner, Sources, result_of
 
@@ -59,6 +60,8 @@ def case(request) -> Case:
 
 @pytest.fixture(scope="module")
 def sources(case) -> Sources:
+    if case.pair not in {manifest.name for manifest in list_pairs()}:
+        pytest.skip(f"the pair {case.pair} is not in this checkout")
     try:
         return Sources.from_pair(case.pair)
     except PairNotPulledError as error:

@@ -1,7 +1,8 @@
 """The made world: multi-step arithmetic word problems whose every step has a meaning that is known exactly.
 
 A problem is a story, the steps that solve it, and which step needs which. The same generator teaches the embedded pair
-`tiny`, makes its test problems, and says of any step whether it is right. All numbers are 2 to 50.
+`tiny`, makes its test problems, and says of any step whether it is right. All numbers are 2 to 60, and no two of a
+problem are equal.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import numpy as np
 
 from ..config import DEFAULT_BOUNDARY
 from .cluster import greedy_clusters
-from .world_stories import KINDS, NAMES, ORDINARY, Kind
+from .world_stories import KINDS, NAMES, Kind
 from .world_text import HANDS, Meaning, Operation, compute, meaning_of, word_step
 
-MIN_VALUE, MAX_VALUE = 2, 50
+MIN_VALUE, MAX_VALUE = 2, 60
 MIN_STEPS, MAX_STEPS = 2, 8
 _MAX_CHAIN = 4  # steps of one owner
 OPERATION_MIX: tuple[Operation, ...] = ("add",) * 3 + ("subtract",) * 3 + ("multiply",) * 2 + ("divide",) * 2
-_STAY = 0.7  # how often a solution goes on in the order of the story where it has a choice
+_STAY = 0.8  # how often a solution goes on in the order of the story where it has a choice
 
 
 @dataclass(frozen=True)
@@ -106,14 +107,22 @@ class _Draft:
     items: str
     story: list[str] = field(default_factory=list)
     steps: list[PlannedStep] = field(default_factory=list)
+    used: set[int] = field(default_factory=set)
 
     def choose(self, options: Sequence[str]) -> str:
         return options[int(self.rng.integers(len(options)))]
 
     def number(self, low: int, high: int) -> int:
-        if low > high:
+        """A number that neither the story nor a result has yet: the same one twice would leave open which is meant."""
+        return self.one_of(range(low, high + 1))
+
+    def one_of(self, values: Sequence[int]) -> int:
+        new = [value for value in values if value not in self.used]
+        if not new:
             raise _Stuck
-        return int(self.rng.integers(low, high + 1))
+        chosen = new[int(self.rng.integers(len(new)))]
+        self.used.add(chosen)
+        return chosen
 
     def tell(self, options: Sequence[str], **words: object) -> None:
         text = self.choose(options).format(i=self.items, **words)
@@ -121,8 +130,9 @@ class _Draft:
 
     def add_step(self, operation: Operation, a: int, b: int, needs: Sequence[int | None], who: str) -> int:
         result = compute(operation, a, b)
-        if not MIN_VALUE <= result <= MAX_VALUE:
+        if not MIN_VALUE <= result <= MAX_VALUE or result in self.used:
             raise _Stuck
+        self.used.add(result)
         before = frozenset(step for step in needs if step is not None)
         self.steps.append(PlannedStep(Meaning(operation, (a, b), result), (a, b), before, who))
         return len(self.steps) - 1
@@ -135,10 +145,7 @@ class _Draft:
             return self.number(MIN_VALUE, value - MIN_VALUE)
         if operation == "multiply":
             return self.number(2, min(9, MAX_VALUE // value))
-        divisors = [k for k in range(2, 10) if value % k == 0 and value // k >= MIN_VALUE]
-        if not divisors:
-            raise _Stuck
-        return divisors[int(self.rng.integers(len(divisors)))]
+        return self.one_of([k for k in range(2, 10) if value % k == 0 and value // k >= MIN_VALUE])
 
     def operation(self) -> Operation:
         return OPERATION_MIX[int(self.rng.integers(len(OPERATION_MIX)))]
@@ -181,7 +188,7 @@ def _try_problem(rng: np.random.Generator, n_steps: int) -> Problem:
         owners.append(_tell_owner(draft, (kind.owners or NAMES)[int(name)], part, owners[-1] if owners else None))
     question, answer = _ask(draft, owners)
     for _ in range((0, 0, 0, 0, 1, 1, 1, 2)[int(rng.integers(8))]):
-        idle = draft.choose(ORDINARY).format(n=owners[0].name, x=draft.number(MIN_VALUE, MAX_VALUE))
+        idle = draft.choose(kind.idle).format(n=owners[0].name, x=draft.number(MIN_VALUE, MAX_VALUE))
         draft.story.insert(int(rng.integers(len(draft.story) + 1)), idle[0].upper() + idle[1:])
     everything = frozenset(range(len(draft.steps)))
     last = PlannedStep(Meaning("answer", (), answer), (), everything, "")

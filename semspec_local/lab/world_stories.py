@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Hana", "Ivan", "Julia", "Leo", "Mia", "Noah")
 
-ORDINARY = (
-    "{n} is {x} years old.",
+IDLE = (
     "The way there takes {x} minutes.",
     "It is day {x} of the year.",
     "The house next door has {x} windows.",
     "Page {x} of the newspaper is missing.",
-    "{n} lives at number {x}.",
 )
 """Sentences whose number changes nothing."""
+
+IDLE_OF_PEOPLE = ("{n} is {x} years old.", "{n} lives at number {x}.")
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Kind:
     question: str = "How many {i} does {n} have now?"
     total: str = "How many {i} do they have together?"
     difference: str = "How many more {i} does {n} have than {m}?"
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        return IDLE if self.owners else (*IDLE, *IDLE_OF_PEOPLE)
 
     @property
     def events(self) -> dict[str, tuple[str, ...]]:

@@ -58,18 +58,18 @@ def compute(operation: Operation, a: int, b: int) -> int:
 
 
 OPENERS = (
+    "For {who}, ",
     "",
-    "First we see that ",
     "Next, ",
-    "Now ",
-    "Then ",
-    "After that, ",
-    "So ",
     "Looking at {who}, ",
-    "For {who} this means: ",
+    "Then ",
+    "Now ",
+    "So ",
+    "After that, ",
+    "As to {who}: ",
     "Here we find that ",
     "Going on, ",
-    "In this part ",
+    "In the case of {who}, ",
 )
 CORRECTIONS = (
     "Wait, that is wrong: ",
