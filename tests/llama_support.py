@@ -37,5 +37,10 @@ def script(model: LlamaStepModel, tokens: Iterable[int]) -> None:
     model._sampler.sample = model._sampler.sample_last = lambda _: next(drawn)  # type: ignore[method-assign]
 
 
+def unscript(model: LlamaStepModel) -> None:
+    """Let the sampler draw by itself again."""
+    del model._sampler.sample, model._sampler.sample_last
+
+
 def read_one_by_one(model: LlamaStepModel, tokens: Sequence[int], **options: Any) -> list[Any]:
     return [model.score([token], **options) for token in tokens]

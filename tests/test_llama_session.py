@@ -7,7 +7,7 @@ from itertools import repeat
 import numpy as np
 import pytest
 from gguf_factory import bpe_vocab, write_model
-from llama_support import FREE, GREEDY, NOISE, TOKENS, at_most, read_one_by_one, script, session
+from llama_support import FREE, GREEDY, NOISE, TOKENS, at_most, read_one_by_one, script, session, unscript
 
 from semspec_local.config import SamplingConfig
 from semspec_local.errors import ConfigError, DecodeError
@@ -206,7 +206,7 @@ def test_a_full_context_is_an_error_that_says_so_and_the_cache_stays_usable(pair
     script(model, repeat(65))
     with pytest.raises(DecodeError, match="holds 512 tokens"):
         model.propose(at_most(1000))
-    del model._sampler.sample
+    unscript(model)
     assert 350 <= model.n_past <= 512
     model.rollback(350)
     check(model)
