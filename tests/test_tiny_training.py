@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from semspec_local.errors import ConfigError
 from semspec_local.lab.tiny_data import encode, make_tokenizer, solved
 from semspec_local.lab.tiny_gguf import ASSISTANT, CONTROLS, END, USER, Shape, random_weights, write_gguf
+from semspec_local.lab.world import problems
 from semspec_local.llama.chat import ChatTemplate
 from semspec_local.llama.model import LlamaModel
 
@@ -113,6 +115,34 @@ def test_a_grown_model_computes_what_the_small_one_does():
     left, right = np.split(arrays["blk.0.ffn_up.weight"], 2, axis=1)
     assert not np.allclose(left, right)  # or both halves would stay equal for ever
     assert arrays["blk.0.ffn_down.weight"].any() and not arrays["blk.1.ffn_down.weight"].any()
+
+
+def test_a_training_goes_on_from_its_own_checkpoint_and_from_no_other(tokenizer, tmp_path):
+    torch = pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
+    from semspec_local.lab.tiny_train import Plan, teach
+
+    lessons = encode(tokenizer, [solved(1, number, "draft") for number in range(8)])
+    plan = Plan(shape=SHAPE, n_lessons=8, n_short=0, batch_tokens=700, learning_rate=1e-3)
+    checkpoint, said = tmp_path / "a.checkpoint", []
+
+    def run(**changes):
+        facts = {"seed": 1, "checkpoint": checkpoint, "n_processes": 1, "say": said.append, **changes}
+        return teach(plan, lessons, lessons[:2], tokenizer.get_vocab_size(), **facts)
+
+    first, losses, seconds = run()
+    assert losses and seconds > 0
+    n_said = len(said)
+    again, losses_again, _ = run()
+    assert losses_again == losses and len(said) == n_said
+    for one, other in zip(first.parameters(), again.parameters()):
+        torch.testing.assert_close(one, other, atol=0, rtol=0)
+    with pytest.raises(ConfigError, match="another training"):
+        run(seed=2)
+
+
+def test_what_is_taught_is_never_asked():
+    taught = {solved(seed, number, "draft")[0] for seed in range(4) for number in range(50)}
+    assert not taught & {problem.question for seed in range(4) for problem in problems(seed, 50)}
 
 
 @pytest.mark.slow

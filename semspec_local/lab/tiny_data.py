@@ -36,8 +36,11 @@ MAX_SHORT_STEPS = 4
 
 
 def solved(seed: int, number: int, hand: str, *, short: bool = False) -> Solved:
-    """Problem `number` of a seed with a solution by `hand`; the same whenever and wherever it is asked for."""
-    rng = np.random.default_rng([seed, number])
+    """Problem `number` of a seed with a solution by `hand`; the same whenever and wherever it is asked for.
+
+    These problems are not those of `world.problems`, whatever the seeds: nothing that is taught is ever asked.
+    """
+    rng = np.random.default_rng([seed, number, 1])
     problem = make_problem(rng, int(rng.integers(MIN_STEPS, MAX_SHORT_STEPS + 1)) if short else None)
     steps = solve(problem, rng, hand=hand, foreign_rate=FOREIGN_RATE, slip_rate=SLIP_RATE)
     return problem.question, [(step.text, step.own) for step in steps]

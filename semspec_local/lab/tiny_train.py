@@ -6,6 +6,7 @@ other at every product, so a busy machine costs its share and no more.
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
+from ..errors import ConfigError
 from ..protocols import FloatArray
 from .tiny_data import Lesson
 from .tiny_gguf import N_CTX_TRAIN, RMS_EPS, ROPE_BASE, Shape
@@ -269,11 +271,12 @@ class _Run:
     tools: list[Any]
     step: int
     losses: list[tuple[int, float, float]]
+    key: str
     seconds: float = 0.0
 
     def save(self, path: Path) -> None:
         temporary = path.with_suffix(".part")
-        facts = {"step": self.step, "losses": self.losses, "seconds": self.seconds}
+        facts = {"key": self.key, "step": self.step, "losses": self.losses, "seconds": self.seconds}
         states = [tool.state_dict() for tool in self.tools]
         torch.save({**facts, "model": self.model.state_dict(), "tools": states}, temporary)
         temporary.replace(path)
@@ -293,27 +296,42 @@ def teach(
 ) -> tuple[Llama, list[tuple[int, float, float]], float]:
     """Train one model, from its checkpoint where there is one, else from `small`, grown, else from nothing.
 
+    Raises ConfigError for a checkpoint of another training.
+
     Returns it, its losses as (step, mean over the steps since the last, held out), in nats per unit of weight, and the
     seconds that its steps took.
     """
+    _begin(plan, n_vocab, seed, checkpoint, Team(), small)  # what is wrong with the checkpoint is said here
     with tempfile.TemporaryDirectory() as folder:
         arguments = (n_processes, folder, plan, lessons, held_out, n_vocab, seed, checkpoint, say, small)
         torch.multiprocessing.start_processes(_work, arguments, nprocs=n_processes, start_method="fork")
     run = _begin(plan, n_vocab, seed, checkpoint, Team(), small)
+    if run.step < len(schedule(plan, lessons, seed)):
+        raise KeyboardInterrupt  # a process that Ctrl-C ends says nothing
     return run.model, run.losses, run.seconds
 
 
 def _begin(plan: Plan, n_vocab: int, seed: int, checkpoint: Path, team: Team, small: Llama | None) -> _Run:
     torch.manual_seed(seed)
     model = Llama(plan.shape, n_vocab) if small is None else grown(small, plan.shape, seed)
-    run = _Run(model, optimizers(model, plan.learning_rate, team), 0, [])
+    run = _Run(model, optimizers(model, plan.learning_rate, team), 0, [], _key(plan, n_vocab, seed, small))
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
+        if saved.get("key") != run.key:
+            raise ConfigError(f"{checkpoint} is of another training; remove it, or use another --work")
         run.step, run.losses, run.seconds = saved["step"], saved["losses"], saved["seconds"]
         model.load_state_dict(saved["model"])
         for tool, state in zip(run.tools, saved["tools"]):
             tool.load_state_dict(state)
     return run
+
+
+def _key(plan: Plan, n_vocab: int, seed: int, small: Llama | None) -> str:
+    """What a checkpoint belongs to: one with another key must not be gone on from."""
+    digest = hashlib.sha256(repr((plan, n_vocab, seed)).encode())
+    for weight in small.arrays().values() if small is not None else ():
+        digest.update(weight.tobytes())
+    return digest.hexdigest()
 
 
 def _work(
