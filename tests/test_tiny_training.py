@@ -58,16 +58,20 @@ def test_digits_are_tokens_of_their_own_and_any_text_can_be_spelled(tokenizer, m
     assert not controls & set(vocabulary.encode("<|user|><|end|>"))
 
 
-def test_only_the_own_and_right_steps_of_a_solution_are_learnt(tokenizer):
+def test_own_steps_are_learnt_whole_of_others_the_numbers_and_of_slips_nothing(tokenizer):
+    seen = set()
     for number in range(30):
         question, steps = solved(7, number, "target")
+        seen |= {learnt for _, learnt in steps}
         ((ids, weights),) = encode(tokenizer, [(question, steps)])
         learn = weights > 0
         start = ids.tolist().index(tokenizer.token_to_id(ASSISTANT)) + 1
         assert ids[0] == tokenizer.token_to_id(USER) and ids[-1] == tokenizer.token_to_id(END)
         assert not learn[:start].any() and learn[-1]
-        own = "".join(text for text, is_own in steps if is_own)
-        assert tokenizer.decode(ids[start:-1][learn[start:-1]].tolist(), skip_special_tokens=False) == own
+        expected = {"all": str, "digits": lambda text: "".join(c for c in text if c.isdigit()), "nothing": lambda _: ""}
+        texts = "".join(expected[learnt](text) for text, learnt in steps)
+        assert tokenizer.decode(ids[start:-1][learn[start:-1]].tolist(), skip_special_tokens=False) == texts
+    assert seen == {"all", "digits", "nothing"}
 
 
 def test_a_system_message_is_refused(model):
@@ -78,7 +82,7 @@ def test_a_system_message_is_refused(model):
 def test_torch_and_llama_cpp_compute_the_same(tokenizer, tmp_path):
     torch = pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
     from semspec_local.config import SamplingConfig
-    from semspec_local.lab.tiny_train import Llama
+    from semspec_local.lab.tiny_llama import Llama
     from semspec_local.llama.session import LlamaStepModel
 
     torch.manual_seed(0)
@@ -100,7 +104,7 @@ def test_torch_and_llama_cpp_compute_the_same(tokenizer, tmp_path):
 
 def test_a_grown_model_computes_what_the_small_one_does():
     torch = pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
-    from semspec_local.lab.tiny_train import Llama, grown
+    from semspec_local.lab.tiny_llama import Llama, grown
 
     torch.manual_seed(0)
     small = Llama(SHAPE, 300)
@@ -119,15 +123,23 @@ def test_a_grown_model_computes_what_the_small_one_does():
 
 def test_a_training_goes_on_from_its_own_checkpoint_and_from_no_other(tokenizer, tmp_path):
     torch = pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
-    from semspec_local.lab.tiny_train import Plan, teach
+    from semspec_local.lab.tiny_train import Plan, Training, teach
 
     lessons = encode(tokenizer, [solved(1, number, "draft") for number in range(8)])
     plan = Plan(shape=SHAPE, n_lessons=8, n_short=0, batch_tokens=700, learning_rate=1e-3)
     checkpoint, said = tmp_path / "a.checkpoint", []
 
-    def run(**changes):
-        facts = {"seed": 1, "checkpoint": checkpoint, "n_processes": 1, "say": said.append, **changes}
-        return teach(plan, lessons, lessons[:2], tokenizer.get_vocab_size(), **facts)
+    def run(seed=1):
+        training = Training(
+            plan=plan,
+            lessons=lessons,
+            held_out=lessons[:2],
+            n_vocab=tokenizer.get_vocab_size(),
+            seed=seed,
+            checkpoint=checkpoint,
+            say=said.append,
+        )
+        return teach(training, n_processes=1)
 
     first, losses, seconds = run()
     assert losses and seconds > 0

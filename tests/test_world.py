@@ -340,7 +340,7 @@ def check_solution(problem: Problem, written: list[WrittenStep]) -> None:
     for step in written:
         right = problem.is_right(step.meaning, done)
         assert meaning_of(step.text) == step.meaning
-        assert right or not step.own
+        assert step.right == right and (right or not step.own)
         assert step.text.startswith(CORRECTIONS) == (slip is not None)
         assert slip is None or (step.own and set(slip.operands) & set(step.meaning.operands))
         slip = None if right else step.meaning

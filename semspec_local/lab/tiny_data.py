@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,14 @@ N_VOCAB = 1024
 
 N_VOCABULARY_PROBLEMS = 2000
 
-FOREIGN_RATE, SLIP_RATE = 0.3, 0.25
+FOREIGN_RATE, SLIP_RATE = 0.3, 0.4
 """Steps in another hand, and wrong ones among them; a model reads them and is not taught to write them."""
 
-Solved = tuple[str, list[tuple[str, bool]]]
-"""A question, and its solution step by step, each with whether it is learnt."""
+Learnt = Literal["all", "digits", "nothing"]
+"""What of a step is learnt: all of one's own, the numbers of another hand's, nothing of a slip."""
+
+Solved = tuple[str, list[tuple[str, Learnt]]]
+"""A question, and its solution step by step, each with what of it is learnt."""
 
 Lesson = tuple[NDArray[np.uint16], NDArray[np.float32]]
 """The ids of a conversation, uint16 [n], and how much each counts in the loss, float32 [n]; 0 is not learnt."""
@@ -43,7 +46,9 @@ def solved(seed: int, number: int, hand: str, *, short: bool = False) -> Solved:
     rng = np.random.default_rng([seed, number, 1])
     problem = make_problem(rng, int(rng.integers(MIN_STEPS, MAX_SHORT_STEPS + 1)) if short else None)
     steps = solve(problem, rng, hand=hand, foreign_rate=FOREIGN_RATE, slip_rate=SLIP_RATE)
-    return problem.question, [(step.text, step.own) for step in steps]
+    return problem.question, [
+        (step.text, "all" if step.own else "digits" if step.right else "nothing") for step in steps
+    ]
 
 
 def _solved_range(arguments: tuple[int, int, int, str, int]) -> list[Solved]:
@@ -73,18 +78,22 @@ def make_tokenizer(path: Path, seed: int, n_problems: int = N_VOCABULARY_PROBLEM
 def encode(tokenizer: Any, rows: list[Solved]) -> list[Lesson]:
     """Token ids as the chat template lays a conversation out; only solutions are learnt, never questions."""
     user, assistant, end = (tokenizer.token_to_id(name) for name in (USER, ASSISTANT, END))
-    weights = np.ones(tokenizer.get_vocab_size(), np.float32)
-    weights[[tokenizer.token_to_id(digit) for digit in "0123456789"]] = DIGIT_WEIGHT
+    is_digit = np.zeros(tokenizer.get_vocab_size(), bool)
+    is_digit[[tokenizer.token_to_id(digit) for digit in "0123456789"]] = True
+    weights: dict[Learnt, NDArray[np.float32]] = {
+        "all": np.where(is_digit, DIGIT_WEIGHT, 1).astype(np.float32),
+        "digits": np.where(is_digit, DIGIT_WEIGHT, 0).astype(np.float32),
+        "nothing": np.zeros(len(is_digit), np.float32),
+    }
     texts = [text for question, steps in rows for text in (question, *(step for step, _ in steps))]
     encoded = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
     lessons: list[Lesson] = []
     for _, steps in rows:
         ids = [user, *next(encoded).ids, end, assistant]
-        learn = [False] * len(ids)
-        for _, own in steps:
+        counts = [np.zeros(len(ids), np.float32)]
+        for _, learnt in steps:
             part = next(encoded).ids
             ids += part
-            learn += [own] * len(part)
-        row = np.array([*ids, end], np.uint16)
-        lessons.append((row, weights[row] * np.array([*learn, True], np.float32)))
+            counts.append(weights[learnt][part])
+        lessons.append((np.array([*ids, end], np.uint16), np.concatenate([*counts, weights["all"][[end]]])))
     return lessons

@@ -68,11 +68,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class WrittenStep:
-    """One step as text, blank line included. `own`: by the hand that wrote the solution, and right."""
+    """One step as text, blank line included. `own`: by the hand that wrote the solution, and right.
+
+    `right` is what every step is but a slip.
+    """
 
     text: str
     meaning: Meaning
     own: bool = True
+    right: bool = True
 
 
 class WorldClusterer:
@@ -288,7 +292,8 @@ def solve(
         )
         corrects = None if meaning == step.meaning else chosen
         done.append(meaning)
-        written.append(WrittenStep(text + ("" if is_answer else DEFAULT_BOUNDARY), meaning, own))
+        end = "" if is_answer else DEFAULT_BOUNDARY
+        written.append(WrittenStep(text + end, meaning, own, right=meaning == step.meaning))
     return written
 
 

@@ -45,10 +45,10 @@ class Kind:
     @property
     def comparisons(self) -> dict[str, tuple[str, ...]]:
         return {
-            "add": ("{n} has {b} more {i} than {m} now has.",),
-            "subtract": ("{n} has {b} fewer {i} than {m} now has.",),
-            "multiply": ("{n} has {b} times as many {i} as {m} now has.",),
-            "divide": ("{m} now has {b} times as many {i} as {n}.",),
+            "add": ("Compared with {m} now, {n} has {b} more {i}.",),
+            "subtract": ("Compared with {m} now, {n} has {b} fewer {i}.",),
+            "multiply": ("Compared with {m} now, {n} has {b} times as many {i}.",),
+            "divide": ("{n} has so many {i} that {m} now has {b} times as many.",),
         }
 
 
@@ -97,7 +97,7 @@ KINDS = (
         "garden",
         ("tulips", "roses", "trees"),
         gain=("{n} plants {b} more {i}.",),
-        lose=("{n} cuts down {b} {i}.", "The wind takes {b} {i} from {n}."),
+        lose=("{n} cuts down {b} {i}.", "{n} gives away {b} {i}."),
         grow=("{n} plants on until there are {b} times as many {i}.",),
         share=("{n} divides the {i} evenly among {b} fields and keeps one field.",),
         packs=("{n} has {a} rows with {k} {i} each.", "{n} has {a} beds of {k} {i}."),
@@ -105,11 +105,11 @@ KINDS = (
     Kind(
         "bus",
         ("people", "children"),
-        gain=("{b} more {i} get on {n}.",),
-        lose=("{b} {i} get off {n}.",),
+        gain=("{n} takes on {b} more {i}.",),
+        lose=("{n} lets off {b} {i}.",),
         grow=("At a fair {n} fills up to {b} times as many {i}.",),
         share=("The {i} on {n} form {b} equal groups and one group stays.",),
-        packs=("{a} groups of {k} {i} get on {n}.",),
+        packs=("{n} takes on {a} groups of {k} {i}.",),
         has=("{n} carries {a} {i}.",),
         owners=("the red bus", "the blue bus", "the green bus", "the white bus"),
         question="How many {i} are on {n} now?",

@@ -59,23 +59,25 @@ def compute(operation: Operation, a: int, b: int) -> int:
 
 OPENERS = (
     "For {who}, ",
-    "",
-    "Next, ",
+    "Next, {who}: ",
     "Looking at {who}, ",
-    "Then ",
-    "Now ",
-    "So ",
-    "After that, ",
+    "Then {who}: ",
+    "Now {who}: ",
+    "So for {who}, ",
+    "After that, {who}: ",
     "As to {who}: ",
-    "Here we find that ",
-    "Going on, ",
+    "Here we find for {who} that ",
+    "Going on with {who}, ",
     "In the case of {who}, ",
+    "Once more {who}: ",
 )
+"""Each says first whose number the step is about: a small model plans one thing after the other, or not at all."""
+
 CORRECTIONS = (
-    "Wait, that is wrong: ",
-    "No, that cannot be right: ",
-    "Let me correct this: ",
-    "Careful, that was a slip: ",
+    "Wait, that is wrong for {who}: ",
+    "No, that cannot be right for {who}: ",
+    "Let me correct this for {who}: ",
+    "Careful with {who}, that was a slip: ",
 )
 CORES: dict[Operation, tuple[str, ...]] = {
     "add": (
