@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .errors import ConfigError
+from .roles import Role
 
 AnswerBy = Literal["target", "draft"]
 
@@ -90,6 +91,7 @@ class ModelConfig:
 
     n_ctx: int = _option(4096, "Context size in tokens, for each model.")
     n_threads: int = _option(0, "CPU threads; 0 takes every core. One less is far faster on a machine that is busy.")
+    n_threads_draft: int = _option(0, "CPU threads of the draft; 0 takes as many as -t. A tiny draft is fastest with 1.")
     n_gpu_layers: int = _option(0, "Layers of the target to put on a GPU; -1 puts all.")
     n_gpu_layers_draft: int = _option(0, "Layers of the draft to put on a GPU; -1 puts all.")
 
@@ -97,15 +99,18 @@ class ModelConfig:
         if self.n_ctx < 8:
             raise ConfigError(f"-c is {self.n_ctx}; wanted a context of at least 8 tokens")
         most = max(os.cpu_count() or 1, 4)
-        if not 0 <= self.n_threads <= most:
-            raise ConfigError(f"-t is {self.n_threads}; wanted 0 (all cores) to {most}")
+        for flag, n, zero in (("-t", self.n_threads, "all cores"), ("-td", self.n_threads_draft, "as many as -t")):
+            if not 0 <= n <= most:
+                raise ConfigError(f"{flag} is {n}; wanted 0 ({zero}) to {most}")
         for flag, value in (("-ngl", self.n_gpu_layers), ("-ngld", self.n_gpu_layers_draft)):
             if value < -1:
                 raise ConfigError(f"{flag} is {value}; wanted -1 (all layers) or more")
 
     @property
-    def threads(self) -> int:
-        return self.n_threads or default_threads()
+    def threads(self) -> dict[Role, int]:
+        """CPU threads of each model."""
+        target = self.n_threads or default_threads()
+        return {"target": target, "draft": self.n_threads_draft or target}
 
 
 def _is_text(text: str) -> bool:

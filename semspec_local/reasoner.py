@@ -157,7 +157,7 @@ class Reasoner:
                 LlamaStepModel(
                     model,
                     n_ctx=n_ctx,
-                    n_threads=self.models.threads,
+                    n_threads=self.models.threads[role],
                     sampling=self.config.sampling,
                     taps=[self.probes[role].tap] if role in self.probes else [],
                 )

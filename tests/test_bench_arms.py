@@ -227,3 +227,15 @@ def test_no_time_is_taken_when_it_is_not_asked_for(sources, monkeypatch):
 
     monkeypatch.setattr("semspec_local.llama.native_time._timed", refuse)
     assert run("target", sources).n_tokens
+
+
+def test_the_draft_may_have_threads_of_its_own(sources):
+    def threads(name: str, models: ModelConfig) -> dict[str, int]:
+        with make_arms([name], sources, config(), models) as (arm,):
+            step_models = arm._reasoner.step_models
+            return {role: C.llama_n_threads(step_models[role].context.handle) for role in step_models}
+
+    both, one = ModelConfig(n_ctx=512, n_threads=2), ModelConfig(n_ctx=512, n_threads=2, n_threads_draft=1)
+    assert threads("loglik-ratio", both) == {"target": 2, "draft": 2}
+    assert threads("loglik-ratio", one) == {"target": 2, "draft": 1}
+    assert threads("draft", one) == {"target": 1}  # alone, the draft is loaded as a target

@@ -103,6 +103,7 @@ def pair(tiny: Callable[[str], Path]) -> list[object]:
         (["hi", "-c", "2"], "-c is 2; wanted a context of at least 8"),
         (["hi", "-t", "-1"], "-t is -1; wanted 0 (all cores) to"),
         (["hi", "-t", "9999"], "-t is 9999; wanted 0 (all cores) to"),
+        (["hi", "-td", "-1"], "-td is -1; wanted 0 (as many as -t) to"),
         (["hi", "-ngl", "-2"], "-ngl is -2; wanted -1 (all layers) or more"),
         (["hi", "--n-prime", "-1"], "--n-prime is -1; wanted 0 or more"),
         (["hi", "--think-budget", "-1"], "--think-budget is -1; wanted 0 or more"),

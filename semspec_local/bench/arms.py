@@ -171,7 +171,7 @@ def _load(spec: ArmSpec, sources: Sources, config: RunConfig, models: ModelConfi
     if spec.kind == DRAFT:
         state = {"target": sources.state["draft"]} if "draft" in sources.state else {}
         sources = replace(sources, target=_draft_of(spec, sources), draft=None, probes={}, state=state)
-        models = replace(models, n_gpu_layers=models.n_gpu_layers_draft)
+        models = replace(models, n_gpu_layers=models.n_gpu_layers_draft, n_threads=models.threads["draft"])
     elif not POLICIES[spec.policy].drafts:
         sources = replace(sources, draft=None, probes={})
     else:

@@ -20,6 +20,7 @@ _FLAGS: dict[str, list[str]] = {
     "temperature": ["--temp", "--temperature"],
     "n_ctx": ["-c", "--ctx-size"],
     "n_threads": ["-t", "--threads"],
+    "n_threads_draft": ["-td", "--threads-draft"],
     "n_gpu_layers": ["-ngl", "--gpu-layers"],
     "n_gpu_layers_draft": ["-ngld", "--gpu-layers-draft"],
 }
