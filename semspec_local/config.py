@@ -91,7 +91,9 @@ class ModelConfig:
 
     n_ctx: int = _option(4096, "Context size in tokens, for each model.")
     n_threads: int = _option(0, "CPU threads; 0 takes every core. One less is far faster on a machine that is busy.")
-    n_threads_draft: int = _option(0, "CPU threads of the draft; 0 takes as many as -t. A tiny draft is fastest with 1.")
+    n_threads_draft: int = _option(
+        0, "CPU threads of the draft; 0 takes as many as -t. A tiny draft is fastest with 1."
+    )
     n_gpu_layers: int = _option(0, "Layers of the target to put on a GPU; -1 puts all.")
     n_gpu_layers_draft: int = _option(0, "Layers of the draft to put on a GPU; -1 puts all.")
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -150,6 +151,19 @@ def test_a_training_goes_on_from_its_own_checkpoint_and_from_no_other(tokenizer,
         torch.testing.assert_close(one, other, atol=0, rtol=0)
     with pytest.raises(ConfigError, match="another training"):
         run(seed=2)
+
+
+def test_the_table_of_shapes_has_a_row_of_numbers_for_each(tokenizer):
+    from semspec_local.lab.tiny_card import PREFILL_LENGTHS, shape_table
+
+    wide = replace(SHAPE, n_embd=64, file_type="F16")
+    head, rule, *rows = shape_table([SHAPE, wide], SHAPE, tokenizer, n_threads=1)
+    assert len({line.count("|") for line in (head, rule, *rows)}) == 1
+    assert [row.split(" | ")[0] for row in rows] == ["| 2 x 32 (64)", "| 2 x 64 (64)"]
+    for row in rows:
+        *numbers, n_threads, ceiling = row.strip("| ").split(" | ")[2:]
+        assert len(numbers) == 1 + len(PREFILL_LENGTHS) and n_threads == "1"
+        assert all(float(number) > 0 for number in (*numbers, ceiling))
 
 
 def test_what_is_taught_is_never_asked():

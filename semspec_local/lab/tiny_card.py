@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,9 @@ from ..llama.chat import ChatTemplate
 from ..llama.context import LlamaContext
 from ..llama.lanes import Job, LlamaLanes
 from ..llama.model import LlamaModel
+from ..llama.quantize import requantize
 from ..steps import StepReader
+from .tiny_gguf import Shape, random_weights, write_gguf
 from .world import Problem
 
 MAX_SOLUTION_TOKENS = 400
@@ -21,6 +24,7 @@ PREFILL_LENGTHS = (5, 9, 17, 24, 40)
 _NO_BOUNDARY = "\0"  # a whole solution is written as one step
 _N_CONTEXT = 150  # tokens in the cache while speeds are taken, as in the middle of a solution
 _N_DECODED = 64
+_CANDIDATE = 24  # tokens of a drafted step, about; one of PREFILL_LENGTHS
 
 
 def solve_rate(
@@ -46,8 +50,15 @@ def solve_rate(
     return n_right / len(problems)
 
 
-def speeds(path: Path, *, n_threads: int, n_trials: int = 9) -> dict[str, Any]:
-    """Milliseconds per token, the median of some trials: writing one at a time, and reading several in one pass."""
+def speeds(path: Path, *, n_threads: int) -> dict[str, Any]:
+    """Milliseconds per token, the median of some trials: writing one at a time, and reading several in one pass.
+
+    Taken with one thread and with `n_threads`; the faster at writing counts, and `n_threads` says which it was.
+    """
+    return min((_speeds(path, n) for n in sorted({1, n_threads})), key=lambda found: float(found["decode_ms"]))
+
+
+def _speeds(path: Path, n_threads: int, n_trials: int = 9) -> dict[str, Any]:
     with LlamaModel(path) as model, LlamaContext(model, n_ctx=512, n_threads=n_threads) as context:
 
         def timed(lengths: Sequence[int]) -> float:
@@ -71,3 +82,33 @@ def speeds(path: Path, *, n_threads: int, n_trials: int = 9) -> dict[str, Any]:
             "prefill_ms": {str(n): median([n] * 4) for n in PREFILL_LENGTHS},
             "n_threads": n_threads,
         }
+
+
+def shape_table(shapes: Sequence[Shape], draft: Shape, tokenizer: Any, *, n_threads: int) -> Iterator[str]:
+    """What models of these shapes cost, with random weights: milliseconds per token, as a table in markdown.
+
+    `ceiling` is the speedup that the shape as a target could have with `draft` if every drafted step were accepted: a
+    token written alone, over one drafted and then read among `_CANDIDATE` others.
+    """
+    lengths = [str(n) for n in PREFILL_LENGTHS]
+    yield f"| layers x width (ff) | file | decode | {' | '.join(f'read {n}' for n in lengths)} | threads | ceiling |"
+    yield "| --- " * (5 + len(lengths)) + "|"
+    with tempfile.TemporaryDirectory() as folder:
+        drafting = float(_random_speeds(draft, tokenizer, Path(folder), n_threads)["decode_ms"])
+        for shape in shapes:
+            found = _random_speeds(shape, tokenizer, Path(folder), n_threads)
+            ceiling = found["decode_ms"] / (drafting + found["prefill_ms"][str(_CANDIDATE)])
+            reads = " | ".join(f"{found['prefill_ms'][n]:.3f}" for n in lengths)
+            size = f"{shape.file_type}, {found['size_bytes'] / 1e6:.1f} MB"
+            yield (
+                f"| {shape.n_layer} x {shape.n_embd} ({shape.n_ff}) | {size} | {found['decode_ms']:.3f} | {reads} "
+                f"| {found['n_threads']} | {ceiling:.1f} |"
+            )
+
+
+def _random_speeds(shape: Shape, tokenizer: Any, folder: Path, n_threads: int) -> dict[str, Any]:
+    plain, path = folder / "plain.gguf", folder / "shape.gguf"
+    weights = random_weights(shape, tokenizer.get_vocab_size())
+    write_gguf(plain, weights, shape, tokenizer, name="random", description="random weights")
+    requantize(plain, path, shape.file_type, n_threads)
+    return {"size_bytes": path.stat().st_size, **speeds(path, n_threads=n_threads)}
