@@ -13,7 +13,8 @@ from semspec_local.llama.model import LlamaModel
 from semspec_local.llama.native import C
 from semspec_local.llama.native_time import TIMED, native_time
 from semspec_local.probes import ProbeSpec
-from semspec_local.probes.convert import write_mlp_onnx
+from semspec_local.probes.mlp import Mlp
+from semspec_local.probes.write import write_mlp_onnx
 from semspec_local.provenance import sha256_file
 from semspec_local.reasoner import Sources
 
@@ -163,9 +164,9 @@ def write_probe(folder, model, role, *, last: bool):
         quantization=info.quantization,
     )
     layers = [(np.zeros((info.n_embd, 1), np.float32), np.zeros(1, np.float32))]
-    mean, std = np.zeros(info.n_embd, np.float32), np.ones(info.n_embd, np.float32)
+    mlp = Mlp(layers=layers, mean=np.zeros(info.n_embd, np.float32), std=np.ones(info.n_embd, np.float32))
     path = folder / f"{role}.onnx"
-    write_mlp_onnx(path, layers, mean, std, spec, states=np.zeros((1, info.n_embd), np.float32))
+    write_mlp_onnx(path, mlp, spec, states=np.zeros((1, info.n_embd), np.float32))
     return path
 
 

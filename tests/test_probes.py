@@ -16,7 +16,8 @@ from semspec_local.errors import ConfigError, ProbeError
 from semspec_local.modelinfo import ModelInfo
 from semspec_local.probes import OnnxProbe, ProbeSpec, find_probe, load_probe, read_probe_file
 from semspec_local.probes import runtime as runtime_module
-from semspec_local.probes.convert import mlp_forward, write_mlp_onnx
+from semspec_local.probes.mlp import Mlp
+from semspec_local.probes.write import write_mlp_onnx
 from semspec_local.protocols import StepStates, TapPoint
 
 N_EMBD = 6
@@ -54,12 +55,12 @@ def arrays(seed: int = 0, widths: tuple[int, ...] = (N_EMBD, 5, 3, 1)):
     ]
     mean = rng.normal(size=widths[0]).astype(np.float32)
     std = rng.uniform(0.5, 2, size=widths[0]).astype(np.float32)
-    return layers, mean, std, rng.normal(size=(20, widths[0])).astype(np.float32)
+    return Mlp(layers=layers, mean=mean, std=std), rng.normal(size=(20, widths[0])).astype(np.float32)
 
 
 def write(path: Path, spec: ProbeSpec = SPEC) -> Path:
-    layers, mean, std, states = arrays()
-    write_mlp_onnx(path, layers, mean, std, spec, states=states)
+    mlp, states = arrays()
+    write_mlp_onnx(path, mlp, spec, states=states)
     return path
 
 
@@ -151,55 +152,61 @@ def test_model_facts_survive_a_dict_and_are_checked():
 
 
 def test_the_file_computes_what_the_arrays_do(tmp_path):
-    layers, mean, std, states = arrays()
+    mlp, states = arrays()
     path = tmp_path / "deep" / "target.onnx"
-    assert write_mlp_onnx(path, layers, mean, std, SPEC, states=states) <= 1e-6
+    assert write_mlp_onnx(path, mlp, SPEC, states=states) <= 1e-6
     assert [item.name for item in path.parent.iterdir()] == ["target.onnx"]
     probe = load_probe(path, "target", INFO)
     assert probe.spec == SPEC
     assert probe.tap == TapPoint(2, "pre")
     assert probe.warnings == ()
-    np.testing.assert_allclose(probe.predict(states), mlp_forward(layers, mean, std, states), atol=1e-6)
+    np.testing.assert_allclose(probe.predict(states), mlp.forward(states), atol=1e-6)
     assert probe.predict(states[:0]).shape == (0,)
 
 
 def test_one_feature_of_huge_scale_does_not_break_parity(tmp_path):
     # Some dimensions of a transformer's states are ten thousand times the others.
-    layers, mean, std, states = arrays()
+    mlp, states = arrays()
     scale = np.ones(N_EMBD, np.float32)
     scale[1] = 1e4
     path = tmp_path / "target.onnx"
-    assert write_mlp_onnx(path, layers, mean * scale, std * scale, SPEC, states=states * scale) <= 1e-5
+    assert (
+        write_mlp_onnx(path, replace(mlp, mean=mlp.mean * scale, std=mlp.std * scale), SPEC, states=states * scale)
+        <= 1e-5
+    )
 
 
 def test_a_file_that_differs_from_training_is_not_written(tmp_path):
-    layers, mean, std, states = arrays()
+    mlp, states = arrays()
     path = write(tmp_path / "target.onnx")
     before = path.read_bytes()
-    expected = mlp_forward(layers, mean, std, states) + 1e-3
+    expected = mlp.forward(states) + 1e-3
     with pytest.raises(ProbeError, match="differ by"):
-        write_mlp_onnx(path, layers, mean, std, SPEC, states=states, expected=expected)
+        write_mlp_onnx(path, mlp, SPEC, states=states, expected=expected)
     assert path.read_bytes() == before
     assert [item.name for item in tmp_path.iterdir()] == ["target.onnx"]
 
 
 def test_arrays_of_the_wrong_shape_are_refused(tmp_path):
-    layers, mean, std, states = arrays()
+    mlp, states = arrays()
+    layers, std = mlp.layers, mlp.std
     for bad_layers, bad_std in [(layers[:-1], std), (layers[1:], std), ([], std), (layers, std * 0), (layers, std[:2])]:
         with pytest.raises(ProbeError, match="wanted"):
-            write_mlp_onnx(tmp_path / "x.onnx", bad_layers, mean, bad_std, SPEC, states=states)
+            write_mlp_onnx(tmp_path / "x.onnx", replace(mlp, layers=bad_layers, std=bad_std), SPEC, states=states)
+    with pytest.raises(ProbeError, match=f"width {N_EMBD}; wanted {N_EMBD + 1}"):
+        write_mlp_onnx(tmp_path / "x.onnx", mlp, replace(SPEC, n_embd=N_EMBD + 1), states=states)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("window", ["predictor", "token"])
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_a_step_is_pooled_as_the_spec_says(tmp_path, window, pooling):
-    layers, mean, std, states = arrays()
+    mlp, states = arrays()
     probe = OnnxProbe(read_probe_file(write(tmp_path / "p.onnx", replace(SPEC, window=window, pooling=pooling))))
     rows = states[:3] if window == "predictor" else states[1:4]
     vector = rows.mean(axis=0) if pooling == "mean" else rows[-1]
     got = probe.semantic_prob(StepStates(before=states[0], own=states[1:4]))
-    assert got == pytest.approx(mlp_forward(layers, mean, std, vector[None, :])[0], abs=1e-6)
+    assert got == pytest.approx(mlp.forward(vector[None, :])[0], abs=1e-6)
     assert 0 <= got <= 1
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
-from ..probes.convert import write_mlp_onnx
 from ..probes.spec import ProbeSpec
+from ..probes.write import write_mlp_onnx
 from ..roles import ROLES
 from . import evaluate
 from .collection import Collection, read_collection
@@ -66,9 +66,7 @@ def build_probes(
         spec = _spec(collection, labels, config, probe, sizes, report["probes"][role]["test"])
         difference = write_mlp_onnx(
             place / f"{role}.onnx",
-            probe.head.layers,
-            probe.head.mean,
-            probe.head.std,
+            probe.head.mlp,
             spec,
             states=probe.validation_states,
             expected=probe.head.validation_probs,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ..errors import ConfigError
-from ..probes.convert import Layer, mlp_forward
+from ..probes.mlp import Layer, Mlp
 from ..protocols import FloatArray
 from ..roles import Role
 from .collection import Collection, StateKind
@@ -90,9 +90,7 @@ class FittedHead:
 
     head: str
     setting: float
-    layers: tuple[Layer, ...]
-    mean: FloatArray
-    std: FloatArray
+    mlp: Mlp
     n_epochs: int
     train_mse: float
     validation_mse: float
@@ -100,7 +98,7 @@ class FittedHead:
 
     def predict(self, states: FloatArray) -> NDArray[np.float64]:
         """Semantic probabilities [n] of pooled states float32 [n, n_embd]."""
-        return mlp_forward(self.layers, self.mean, self.std, states)
+        return self.mlp.forward(states)
 
 
 @dataclass(frozen=True)
@@ -188,9 +186,7 @@ def fit_head(train: Rows, validation: Rows, *, head: str, setting: float, config
     return FittedHead(
         head,
         setting,
-        tuple(_layers(net)),
-        mean,
-        std,
+        Mlp(layers=_layers(net), mean=mean, std=std),
         n_epochs,
         float(np.mean((probs - train.labels) ** 2)),
         float(np.mean((val_probs - validation.labels) ** 2)),

@@ -3,7 +3,7 @@
 onnxruntime is loaded when a probe is opened, not when this package is imported; torch never is.
 """
 
-from .runtime import OnnxProbe, find_probe, load_probe, read_probe_file
+from .runtime import OnnxProbe, find_probe, load_probe, read_probe_file, shipped_probe, user_probe
 from .spec import ProbeSpec
 
-__all__ = ["OnnxProbe", "ProbeSpec", "find_probe", "load_probe", "read_probe_file"]
+__all__ = ["OnnxProbe", "ProbeSpec", "find_probe", "load_probe", "read_probe_file", "shipped_probe", "user_probe"]

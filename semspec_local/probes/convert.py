@@ -1,132 +1,151 @@
-"""Write a probe as ONNX from plain arrays, and prove that the file computes what the arrays do.
+"""Turn a probe that was trained elsewhere into one of ours: its weights, where it reads, and which model it is for.
 
-Needs the `onnx` package (`pip install 'semspec-local[train]'`); knows nothing of who trained the arrays.
+The files are read by `weightfile` and `adopt`; `write` proves that the ONNX file computes what the original does.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import ConfigError, ProbeError
-from ..protocols import FloatArray
-from .runtime import INPUT_NAME, OUTPUT_NAME, OnnxProbe, read_probe_file
-from .spec import METADATA_KEY, ProbeSpec
+from ..modelinfo import ModelInfo
+from ..protocols import FloatArray, Norm, Pooling, Window
+from ..provenance import sha256_file
+from ..roles import Role
+from .adopt import adopt_onnx
+from .mlp import Activation, Mlp
+from .spec import ProbeSpec
+from .weightfile import Weights, read_weights
+from .write import write_mlp_onnx
 
-Layer = tuple[FloatArray, FloatArray]
-"""Weights float32 [n_in, n_out] and biases float32 [n_out] of one linear layer."""
+N_COMPARED = 256
+"""States on which the original and the ONNX file are compared; half of them have features of a large scale."""
 
-OPSET, IR_VERSION = 17, 8
-"""Old enough for every onnxruntime that this package accepts (1.18 reads IR version 10 and opset 21)."""
-
-MAX_PARITY_ERROR = 1e-5
-
-
-def mlp_forward(layers: Sequence[Layer], mean: FloatArray, std: FloatArray, states: FloatArray) -> NDArray[np.float64]:
-    """What the ONNX file computes, in float64: standardise, linear layers with ReLU between, sigmoid; [n]."""
-    x = (states.astype(np.float64) - mean) / std
-    for index, (weights, biases) in enumerate(layers):
-        x = x @ weights.astype(np.float64) + biases
-        if index < len(layers) - 1:
-            x = np.maximum(x, 0)
-    return np.asarray(np.exp(-np.logaddexp(0, -x[:, 0])))
+LARGE_SCALE = 1e4
+"""A few features of a transformer's states are so many times larger than the others."""
 
 
-def write_mlp_onnx(
-    path: Path | str,
-    layers: Sequence[Layer],
-    mean: FloatArray,
-    std: FloatArray,
-    spec: ProbeSpec,
-    *,
-    states: FloatArray,
-    expected: NDArray[np.floating[Any]] | None = None,
-) -> float:
-    """Write the probe to `path` and return the largest difference to `expected`, in probability.
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Where a probe reads: see `ProbeSpec`. None is what nobody has said yet."""
 
-    `mean` and `std` are float32 [n_embd] and become part of the graph. `states` float32 [n, n_embd] are real pooled
-    states to compare on; `expected` [n] is what the trainer computed for them (default: `mlp_forward`). The file
-    appears under its name only when it loads and the difference is at most 1e-5; otherwise ProbeError.
-    """
-    _check_shapes(layers, mean, std, spec.n_embd)
-    data = _build(layers, mean, std, spec)
-    wanted = mlp_forward(layers, mean, std, states) if expected is None else np.asarray(expected)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".onnx", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        got = OnnxProbe(read_probe_file(temporary)).predict(states)
-        difference = float(np.max(np.abs(got - wanted), initial=0.0))
-        if not difference <= MAX_PARITY_ERROR:
-            raise ProbeError(
-                f"{path} was not written: ONNX and the trained arrays differ by {difference:.2e}; "
-                f"wanted at most {MAX_PARITY_ERROR:.0e}"
-            )
-        temporary.chmod(0o644)  # mkstemp makes it private
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return difference
+    layer: int | None = None
+    norm: Norm | None = None
+    pooling: Pooling | None = None
+    window: Window | None = None
 
+    @property
+    def missing(self) -> list[str]:
+        return [name for name in ("layer", "norm", "pooling", "window") if getattr(self, name) is None]
 
-def _check_shapes(layers: Sequence[Layer], mean: FloatArray, std: FloatArray, n_embd: int) -> None:
-    width = n_embd
-    for index, (weights, biases) in enumerate(layers):
-        if weights.ndim != 2 or weights.shape[0] != width or biases.shape != weights.shape[1:]:
-            got = f"{list(weights.shape)} and {list(biases.shape)}"
-            raise ProbeError(f"layer {index} has shapes {got}; wanted [{width}, n_out] and [n_out]")
-        width = weights.shape[1]
-    if not layers or width != 1:
-        raise ProbeError(f"the last layer has {width} outputs; wanted 1")
-    if mean.shape != (n_embd,) or std.shape != (n_embd,) or not (std > 0).all():
-        raise ProbeError(
-            f"mean and std have shapes {list(mean.shape)} and {list(std.shape)}; wanted [{n_embd}], std > 0"
+    def filled(self, other: Reading) -> Reading:
+        """This reading, and the other's where this one says nothing."""
+        return Reading(
+            layer=other.layer if self.layer is None else self.layer,
+            norm=self.norm or other.norm,
+            pooling=self.pooling or other.pooling,
+            window=self.window or other.window,
         )
 
 
-def _build(layers: Sequence[Layer], mean: FloatArray, std: FloatArray, spec: ProbeSpec) -> bytes:
+def from_hidden_state(k: int, n_layer: int) -> Reading:
+    """The place of Hugging Face's `hidden_states[k]`: the output of block k - 1; the last is after the final norm."""
+    index = k + n_layer + 1 if k < 0 else k
+    if not 1 <= index <= n_layer:
+        raise ConfigError(
+            f"--hidden-state is {k}; wanted 1 to {n_layer}, or -{n_layer} to -1: 0 is the embeddings, before any layer"
+        )
+    last = index == n_layer
+    return Reading(layer=index - 1, norm="post" if last else "pre")
+
+
+def what_it_says(says: Mapping[str, str], n_layer: int, source: str) -> Reading:
+    """The reading that a file's own words give. Raises ProbeError for words that cannot be meant."""
+    reading = Reading()
+    words: dict[str, Any] = {}
     try:
-        from onnx import TensorProto, helper, numpy_helper
-    except ImportError:
-        raise ConfigError("writing ONNX needs the onnx package: pip install 'semspec-local[train]'") from None
+        if "hidden_state" in says:
+            reading = from_hidden_state(int(says["hidden_state"]), n_layer)
+        if "layer" in says:
+            words["layer"] = int(says["layer"])
+    except (ValueError, ConfigError) as error:
+        raise ProbeError(f"{source} says where it reads, but not in a way that fits this model: {error}") from None
+    for name, kind in (("norm", Norm), ("pooling", Pooling), ("window", Window)):
+        if name in says:
+            if says[name] not in get_args(kind):
+                raise ProbeError(
+                    f"{source} says that its {name} is {says[name]!a}; wanted {' or '.join(get_args(kind))}"
+                )
+            words[name] = says[name]
+    return Reading(**words).filled(reading)
 
-    weights = {"mean": mean, "std": std}
-    nodes = [
-        helper.make_node("Sub", [INPUT_NAME, "mean"], ["centred"]),
-        helper.make_node("Div", ["centred", "std"], ["x0"]),
-    ]
-    for index, (matrix, bias) in enumerate(layers):
-        weights |= {f"w{index}": matrix, f"b{index}": bias}
-        last = index == len(layers) - 1
-        linear = "logit" if last else f"linear{index}"
-        nodes.append(helper.make_node("Gemm", [f"x{index}", f"w{index}", f"b{index}"], [linear]))
-        if not last:
-            nodes.append(helper.make_node("Relu", [linear], [f"x{index + 1}"]))
-    nodes.append(helper.make_node("Sigmoid", ["logit"], ["column"]))
-    nodes.append(helper.make_node("Squeeze", ["column", "axes"], [OUTPUT_NAME]))
 
-    initializers = [
-        numpy_helper.from_array(np.ascontiguousarray(value, dtype=np.float32), name) for name, value in weights.items()
-    ]
-    initializers.append(numpy_helper.from_array(np.array([1], np.int64), "axes"))
-    graph = helper.make_graph(
-        nodes,
-        "semspec_probe",
-        [helper.make_tensor_value_info(INPUT_NAME, TensorProto.FLOAT, ["n", spec.n_embd])],
-        [helper.make_tensor_value_info(OUTPUT_NAME, TensorProto.FLOAT, ["n"])],
-        initializers,
+@dataclass(frozen=True)
+class Found:
+    """A probe from elsewhere, read. `weights` is None for an ONNX file, which is taken as it is."""
+
+    path: Path
+    weights: Weights | None
+    reading: Reading
+
+
+def read_probe(path: Path, info: ModelInfo, *, activation: Activation = "relu", sigmoid: bool = True) -> Found:
+    """Read `path` for the model `info`, and what it says about where it reads.
+
+    Raises ProbeError for a file that is no probe, or whose width is not the model's.
+    """
+    if path.suffix.lower() == ".onnx":
+        return Found(path, None, Reading())
+    weights = read_weights(path, activation=activation, sigmoid=sigmoid)
+    if weights.mlp.n_embd != info.n_embd:
+        raise ProbeError(
+            f"{path} reads states of width {weights.mlp.n_embd}; {info.name!a} has width {info.n_embd}, "
+            "so it is for another model"
+        )
+    return Found(path, weights, what_it_says(weights.says, info.n_layer, str(path)))
+
+
+def convert_probe(found: Found, out: Path, info: ModelInfo, role: Role, reading: Reading) -> tuple[ProbeSpec, float]:
+    """Write the probe as `out` and return its spec, and the largest difference to the original, in probability.
+
+    `info` needs a fingerprint. Raises ProbeError, and writes nothing, when the difference is over 1e-5 or the file does
+    not load.
+    """
+    assert reading.layer is not None and reading.norm and reading.pooling and reading.window, "the reading is not whole"
+    assert info.fingerprint is not None, "the model's fingerprint is not known"
+    spec = ProbeSpec(
+        role=role,
+        layer=reading.layer,
+        norm=reading.norm,
+        pooling=reading.pooling,
+        window=reading.window,
+        n_embd=info.n_embd,
+        n_layer=info.n_layer,
+        architecture=info.architecture,
+        model_name=info.name,
+        fingerprint=info.fingerprint,
+        quantization=info.quantization,
+        training={"converted_from": found.path.name, "sha256": sha256_file(found.path)},
     )
-    opset = helper.make_opsetid("", OPSET)
-    model = helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="semspec-local")
-    helper.set_model_props(model, {METADATA_KEY: spec.to_json()})
-    data: bytes = model.SerializeToString()
-    return data
+    if found.weights is None:
+        return spec, adopt_onnx(found.path, out, spec, states=comparison_states(info.n_embd))
+    mlp = found.weights.mlp
+    return spec, write_mlp_onnx(out, mlp, spec, states=comparison_states(info.n_embd, mlp))
+
+
+def comparison_states(n_embd: int, mlp: Mlp | None = None) -> FloatArray:
+    """States float32 [N_COMPARED, n_embd] to compare on: like the training's, where the probe knows its mean and std.
+
+    In the second half, one feature in 64 is larger by LARGE_SCALE.
+    """
+    rng = np.random.default_rng(0)
+    states = rng.standard_normal((N_COMPARED, n_embd))
+    states[N_COMPARED // 2 :, rng.permutation(n_embd)[: max(1, n_embd // 64)]] *= LARGE_SCALE
+    if mlp is not None:
+        states = states * mlp.std + mlp.mean
+    return states.astype(np.float32)

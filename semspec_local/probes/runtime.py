@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..errors import ProbeError
+from ..errors import ConfigError, ProbeError
 from ..modelinfo import ModelInfo
 from ..protocols import FloatArray, StepStates, TapPoint
-from ..resources import shipped
+from ..resources import config_dir, shipped
 from ..roles import Role
 from .onnxfile import OnnxHeader, read_header
 from .spec import METADATA_KEY, ProbeSpec
@@ -30,8 +30,9 @@ PROB_TOLERANCE = 1e-6
 MAX_PROBE_BYTES = 512 * 2**20
 """A probe for the widest models in use takes tens of MB; more is some other kind of ONNX file."""
 
+_PAIR_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _OTHER_SUFFIXES = {".pkl", ".pickle", ".pt", ".pth", ".ckpt", ".bin", ".joblib", ".npy", ".npz", ".safetensors"}
-_CONVERT_FIRST = "wanted an ONNX probe: convert it first (semspec_local.probes.convert)"
+_CONVERT_FIRST = "wanted an ONNX probe: convert it first (semspec-local probe convert)"
 _FETCH_AGAIN = "wanted an ONNX probe: fetch the file itself"
 _MAGICS: tuple[tuple[bytes, str], ...] = (
     (b"GGUF", "is a GGUF model; wanted an ONNX probe"),
@@ -124,17 +125,30 @@ def load_probe(path: Path | str, role: Role, info: ModelInfo) -> OnnxProbe:
 
 
 def find_probe(pair_name: str, role: str) -> Path | None:
-    """The shipped probe of a pair, or None where none ships."""
-    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", pair_name):
+    """The probe of a pair that a run uses: the one that the user installed, else the shipped one, else None."""
+    if not _PAIR_NAME.fullmatch(pair_name):
         return None
-    path = shipped("probes") / pair_name / f"{role}.onnx"
-    return path if path.is_file() else None
+    return next(
+        (path for path in (user_probe(pair_name, role), shipped_probe(pair_name, role)) if path.is_file()), None
+    )
+
+
+def user_probe(pair_name: str, role: str) -> Path:
+    """Where the user's own probe of a pair would be. Raises ConfigError for a name that is no folder's."""
+    if not _PAIR_NAME.fullmatch(pair_name):
+        raise ConfigError(f"the pair's name is {pair_name!a}; wanted letters, digits, dots and dashes")
+    return config_dir() / "probes" / pair_name / f"{role}.onnx"
+
+
+def shipped_probe(pair_name: str, role: str) -> Path:
+    """Where the shipped probe of a pair would be."""
+    return shipped("probes") / pair_name / f"{role}.onnx"
 
 
 def read_probe_file(path: Path | str) -> ProbeFile:
     """Read a probe's spec and header without running anything; ProbeError when it is no probe."""
     path = Path(path)
-    data = _read_bytes(path)
+    data = read_probe_bytes(path)
     try:
         header = read_header(data)
     except ValueError as error:
@@ -145,7 +159,7 @@ def read_probe_file(path: Path | str) -> ProbeFile:
     if refused := sorted(header.operators & _REFUSED_OPERATORS):
         raise ProbeError(f"{path} uses the ONNX operator {refused[0]}; wanted a plain feed-forward net")
     for name in header.external_files:
-        _check_external(path, name)
+        check_external(path, name)
     return ProbeFile(path, spec, header, hashlib.sha256(data).hexdigest())
 
 
@@ -166,7 +180,7 @@ def open_session(path: Path, *, n_threads: int = 1) -> Any:
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def _read_bytes(path: Path) -> bytes:
+def read_probe_bytes(path: Path) -> bytes:
     try:
         if not path.exists():
             raise ProbeError(f"{path} does not exist; wanted an ONNX probe")
@@ -184,21 +198,26 @@ def _read_bytes(path: Path) -> bytes:
 def _refuse_other_kinds(path: Path, head: bytes, size: int) -> None:
     if not head:
         raise ProbeError(f"{path} is empty; wanted an ONNX probe")
+    if is_safetensors(head, size):  # it may begin like a pickle
+        raise ProbeError(f"{path} is a safetensors file; {_CONVERT_FIRST}")
     for magic, what in _MAGICS:
         if head.startswith(magic):
             raise ProbeError(f"{path} {what}")
     if head.lstrip()[:1] in (b"<", b"{"):
         what = "a web page" if head.lstrip()[:1] == b"<" else "JSON text"
         raise ProbeError(f"{path} is {what}, perhaps an error message that was saved; {_FETCH_AGAIN}")
-    if len(head) > 8 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] <= size:
-        raise ProbeError(f"{path} is a safetensors file; {_CONVERT_FIRST}")
     if path.suffix.lower() in _OTHER_SUFFIXES:
         raise ProbeError(f"{path} is named {path.suffix}; {_CONVERT_FIRST}")
     if size > MAX_PROBE_BYTES:
         raise ProbeError(f"{path} has {size / 2**20:.0f} MiB; wanted at most {MAX_PROBE_BYTES // 2**20} for a probe")
 
 
-def _check_external(path: Path, name: str) -> None:
+def is_safetensors(head: bytes, size: int) -> bool:
+    """Is a file with this beginning and this many bytes a safetensors file?"""
+    return len(head) > 8 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] <= size
+
+
+def check_external(path: Path, name: str) -> None:
     """Weights kept in another file must lie right beside the probe."""
     if not name or name in (".", "..") or not name.isprintable() or "/" in name or "\\" in name:
         raise ProbeError(f"{path} keeps weights in {name!a}; wanted a file beside it, or all in one file")

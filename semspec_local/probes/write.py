@@ -1,0 +1,130 @@
+"""Write a probe as ONNX from plain arrays, and prove that the file computes what the arrays do.
+
+Needs the `onnx` package (`pip install 'semspec-local[train]'`); knows nothing of who trained the arrays.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, ProbeError
+from ..protocols import FloatArray
+from .mlp import Activation, Mlp
+from .runtime import INPUT_NAME, OUTPUT_NAME, OnnxProbe, read_probe_file
+from .spec import METADATA_KEY, ProbeSpec
+
+OPSET, IR_VERSION = 17, 8
+"""Old enough for every onnxruntime that this package accepts (1.18 reads IR version 10 and opset 21)."""
+
+MAX_PARITY_ERROR = 1e-5
+
+
+def write_mlp_onnx(
+    path: Path | str,
+    mlp: Mlp,
+    spec: ProbeSpec,
+    *,
+    states: FloatArray,
+    expected: NDArray[np.floating[Any]] | None = None,
+) -> float:
+    """Write the probe to `path` and return the largest difference to `expected`, in probability.
+
+    `states` float32 [n, n_embd] are pooled states to compare on; `expected` [n] is what the trainer computed for them
+    (default: `mlp.forward`). The file appears under its name only when it loads and the difference is at most 1e-5;
+    otherwise ProbeError.
+    """
+    if mlp.n_embd != spec.n_embd:
+        raise ProbeError(f"the probe reads states of width {mlp.n_embd}; wanted {spec.n_embd}, the model's")
+    wanted = mlp.forward(states) if expected is None else np.asarray(expected)
+    return write_proven(path, _build(mlp, spec), states=states, expected=wanted)
+
+
+def write_proven(path: Path | str, data: bytes, *, states: FloatArray, expected: NDArray[np.floating[Any]]) -> float:
+    """Write a serialized probe to `path` if it loads and computes `expected` [n]; the largest difference.
+
+    Otherwise ProbeError, and no file under that name.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".onnx", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+        got = OnnxProbe(read_probe_file(temporary)).predict(states)
+        difference = float(np.max(np.abs(got - expected), initial=0.0))
+        if not difference <= MAX_PARITY_ERROR:
+            raise ProbeError(
+                f"{path} was not written: ONNX and the original differ by {difference:.2e}; "
+                f"wanted at most {MAX_PARITY_ERROR:.0e}"
+            )
+        temporary.chmod(0o644)  # mkstemp makes it private
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return difference
+
+
+def _build(mlp: Mlp, spec: ProbeSpec) -> bytes:
+    try:
+        from onnx import TensorProto, helper, numpy_helper
+    except ImportError:
+        raise ConfigError("writing ONNX needs the onnx package: pip install 'semspec-local[train]'") from None
+
+    weights = {"mean": mlp.mean, "std": mlp.std}
+    nodes = [
+        helper.make_node("Sub", [INPUT_NAME, "mean"], ["centred"]),
+        helper.make_node("Div", ["centred", "std"], ["x0"]),
+    ]
+    for index, (matrix, bias) in enumerate(mlp.layers):
+        weights |= {f"w{index}": matrix, f"b{index}": bias}
+        last = index == len(mlp.layers) - 1
+        linear = "logit" if last else f"linear{index}"
+        nodes.append(helper.make_node("Gemm", [f"x{index}", f"w{index}", f"b{index}"], [linear]))
+        if not last:
+            nodes += _activation(mlp.activation, linear, f"x{index + 1}", helper.make_node)
+    if mlp.activation == "gelu":
+        weights |= {"root2": np.float32(math.sqrt(2)), "one": np.float32(1), "half": np.float32(0.5)}
+    weights |= {} if mlp.sigmoid else {"zero": np.float32(0), "top": np.float32(1)}
+    nodes.append(
+        helper.make_node(*(("Sigmoid", ["logit"]) if mlp.sigmoid else ("Clip", ["logit", "zero", "top"])), ["column"])
+    )
+    nodes.append(helper.make_node("Squeeze", ["column", "axes"], [OUTPUT_NAME]))
+
+    initializers = [
+        numpy_helper.from_array(np.ascontiguousarray(value, dtype=np.float32), name) for name, value in weights.items()
+    ]
+    initializers.append(numpy_helper.from_array(np.array([1], np.int64), "axes"))
+    graph = helper.make_graph(
+        nodes,
+        "semspec_probe",
+        [helper.make_tensor_value_info(INPUT_NAME, TensorProto.FLOAT, ["n", spec.n_embd])],
+        [helper.make_tensor_value_info(OUTPUT_NAME, TensorProto.FLOAT, ["n"])],
+        initializers,
+    )
+    opset = helper.make_opsetid("", OPSET)
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="semspec-local")
+    helper.set_model_props(model, {METADATA_KEY: spec.to_json()})
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def _activation(name: Activation, x: str, y: str, make_node: Callable[..., Any]) -> list[Any]:
+    if name != "gelu":
+        return [make_node({"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}[name], [x], [y])]
+    # ONNX has a Gelu of its own only from opset 20 on.
+    return [
+        make_node("Div", [x, "root2"], [f"{x}_scaled"]),
+        make_node("Erf", [f"{x}_scaled"], [f"{x}_erf"]),
+        make_node("Add", [f"{x}_erf", "one"], [f"{x}_gate"]),
+        make_node("Mul", [x, f"{x}_gate"], [f"{x}_double"]),
+        make_node("Mul", [f"{x}_double", "half"], [y]),
+    ]
