@@ -334,12 +334,12 @@ def test_training_settings_are_checked():
             TrainConfig(**wrong)
 
 
-def test_the_script_labels_and_trains(tmp_path):
+def test_the_commands_label_train_and_evaluate(tmp_path):
     pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
     folder = make_collection(tmp_path / "c", n_problems=8)
 
     def run(*words):
-        command = [sys.executable, str(ROOT / "scripts" / "make_probes"), *map(str, words)]
+        command = [sys.executable, "-m", "semspec_local", "probe", *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
 
     early = run("train", folder)
@@ -349,4 +349,8 @@ def test_the_script_labels_and_trains(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "in two parts: 0" in done.stderr
     report = json.loads((tmp_path / "probes" / "made-up" / "report.json").read_text())
-    assert report["command"].startswith("scripts/make_probes train c --out probes")
+    assert report["command"].startswith("semspec-local probe train c --out probes")
+    judged = run("evaluate", folder, "--probes", "probes/made-up", "--out", "judged.json")
+    assert judged.returncode == 0, judged.stderr
+    assert "target probe, draft_steps: r2 " in judged.stdout and "AUROC" in judged.stdout
+    assert json.loads((tmp_path / "judged.json").read_text())["probes"].keys() == {"target", "draft"}

@@ -1,4 +1,4 @@
-"""`semspec-local probe`: bring a probe that was trained elsewhere, look at one, and install it for a pair."""
+"""`semspec-local probe`: make probes, bring those from elsewhere, look at them, install them for a pair."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..errors import ConfigError, SemspecError
 from ..modelinfo import ModelInfo
 from ..protocols import Norm, Pooling, Window
 from ..roles import ROLES, Role
+from .probe_lab import collect, evaluate, label, train
 
 _A_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _ROLE = click.Choice(ROLES)
@@ -23,7 +24,11 @@ _ROLE = click.Choice(ROLES)
 
 @click.group()
 def probe() -> None:
-    """Convert, inspect, install and list probes."""
+    """Make, convert, inspect, install and list probes."""
+
+
+for _command in (collect, label, train, evaluate):
+    probe.add_command(_command)
 
 
 @probe.command()

