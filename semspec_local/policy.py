@@ -116,6 +116,19 @@ class Policy(ABC):
         _check_scores(self.name, scores, self.needs)
         return self._rule(scores, draw)
 
+    def chance(self, scores: StepScores) -> float:
+        """The probability with which `decide` accepts, to within 1/1024: an acceptance never turns on a larger draw."""
+        _check_scores(self.name, scores, self.needs)
+        low, high = 0.0, 1.0
+        if self._rule(scores, 1 - sys.float_info.epsilon).accepted:
+            return 1.0
+        if not self._rule(scores, 0.0).accepted:
+            return 0.0
+        for _ in range(10):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._rule(scores, middle).accepted else (low, middle)
+        return (low + high) / 2
+
     @abstractmethod
     def _rule(self, scores: StepScores, draw: float) -> Decision:
         """The rule itself; `draw` is uniform in [0, 1)."""

@@ -18,7 +18,7 @@ from semspec_local.lab.exam import examine
 from semspec_local.lab.labels import label_facts, make_labels, read_labels, taught_rows, write_labels
 from semspec_local.lab.split import split_by_problem
 from semspec_local.modelinfo import ModelInfo
-from semspec_local.probes import load_probe
+from semspec_local.probes import load_probe, read_probe_file
 from semspec_local.protocols import StepStates
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -354,3 +354,15 @@ def test_the_commands_label_train_and_evaluate(tmp_path):
     assert judged.returncode == 0, judged.stderr
     assert "target probe, draft_steps: r2 " in judged.stdout and "AUROC" in judged.stdout
     assert json.loads((tmp_path / "judged.json").read_text())["probes"].keys() == {"target", "draft"}
+    alpha = ("--alpha", "0.5", "--delta", "0.5")
+    options = ("calibrate", folder, "--probes", "probes/made-up", "--policy", "semantic-greedy")
+    refused = run(*options, "--alpha", "0.001")
+    assert (
+        refused.returncode == 2
+        and "no threshold of semantic-greedy is known to keep errors below 0.001" in refused.stderr
+    )
+    found = run(*options, *alpha)
+    assert found.returncode == 0 and found.stdout.startswith("semantic-greedy --threshold "), found.stderr
+    (kept,) = read_probe_file(tmp_path / "probes" / "made-up" / "target.onnx").spec.calibrations
+    assert (kept["policy"], kept["alpha"], kept["n_problems"]) == ("semantic-greedy", 0.5, 8)
+    assert found.stdout.split()[2] == f"{kept['threshold']:g}:"

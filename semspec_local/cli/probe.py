@@ -16,7 +16,7 @@ from ..errors import ConfigError, SemspecError
 from ..modelinfo import ModelInfo
 from ..protocols import Norm, Pooling, Window
 from ..roles import ROLES, Role
-from .probe_lab import collect, evaluate, label, train
+from .probe_lab import calibrate, collect, evaluate, label, train
 
 _A_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _ROLE = click.Choice(ROLES)
@@ -27,7 +27,7 @@ def probe() -> None:
     """Make, convert, inspect, install and list probes."""
 
 
-for _command in (collect, label, train, evaluate):
+for _command in (collect, label, train, evaluate, calibrate):
     probe.add_command(_command)
 
 

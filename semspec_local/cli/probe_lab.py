@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..config import default_threads
+from ..config import RunConfig, default_threads
+from ..errors import ConfigError
+from ..policy import POLICIES
 
 if TYPE_CHECKING:
     from ..lab.collect import Problem
 
 _SHOWN = {"show_default": True}
+DEFAULT_POLICY = RunConfig().policy
 
 
 def command_line() -> str:
@@ -186,6 +190,51 @@ def evaluate(collection: Path, probes: Path, out: Path | None) -> None:
             click.echo(f"{role} probe, {steps}: {', '.join(numbers)} (n {found['n_steps']})")
     for name, found in report["decision"]["scores"].items():
         click.echo(f"{name}: AUROC {shown(found['auroc_in_target_cluster'])}")
+
+
+@click.command(context_settings=_SHOWN)
+@collection_argument
+@click.option("--probes", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--policy", type=click.Choice(list(POLICIES)), default=DEFAULT_POLICY, help="Whose threshold to choose.")
+@click.option(
+    "--alpha", type=click.FloatRange(0, 1, True, True), default=0.05, help="Most errors among accepted steps."
+)
+@click.option("--delta", type=click.FloatRange(0, 1, True, True), default=0.1, help="Chance that this goes wrong.")
+@click.option("--save/--no-save", default=True, help="Write the threshold into the target's probe.")
+def calibrate(collection: Path, probes: Path, policy: str, alpha: float, delta: float, save: bool) -> None:
+    """Choose a policy's threshold so that few accepted steps are ones that the target would not write.
+
+    Use a labelled COLLECTION of problems that the probes were not trained on. An error is an accepted drafted step that
+    lies in no cluster of the target's samples; at most a share of alpha of the accepted steps are errors, with
+    confidence 1 - delta over problems. `run --max-accept-error` uses the threshold that was saved.
+    """
+    from ..lab.calibrate import calibrate_policy
+    from ..lab.collection import read_collection
+    from ..lab.exam import predict_rows
+    from ..lab.labels import read_labels
+    from ..probes import read_probe_file
+    from ..probes.write import rewrite_spec
+    from ..roles import ROLES
+
+    rows, needs = read_collection(collection), POLICIES[policy].needs
+    paths = {role: probes / f"{role}.onnx" for role in ROLES if f"{role}_semantic_prob" in needs}
+    predicted = {role: predict_rows(path, role, rows) for role, path in paths.items()}
+    found = calibrate_policy(policy, rows, read_labels(rows), predicted, alpha=alpha, delta=delta)
+    seen = f"{found.n_steps} drafted steps of {found.n_problems} problems"
+    if found.threshold is None:
+        raise ConfigError(
+            f"no threshold of {policy} is known to keep errors below {alpha:g} ({seen}); the best bound is "
+            f"{found.bound:.3f}: collect more problems, or allow a larger --alpha"
+        )
+    click.echo(
+        f"{policy} --threshold {found.threshold:g}: accepts {found.acceptance:.1%}, {found.risk:.1%} of that in error "
+        f"(at most {found.bound:.1%} with confidence {1 - delta:g}; {seen})"
+    )
+    if save and "target" in paths:
+        spec = read_probe_file(paths["target"]).spec
+        others = [old for old in spec.calibrations if (old["policy"], old["alpha"]) != (policy, alpha)]
+        rewrite_spec(paths["target"], replace(spec, calibrations=(*others, found.to_json())))
+        click.echo(f"saved in {paths['target']}", err=True)
 
 
 def shown(interval: dict[str, float | None]) -> str:

@@ -45,6 +45,11 @@ _FILE = click.Path(path_type=Path)
     type=float,
     help="The ratio floor: --threshold, by its name for policies that compare target with draft.",
 )
+@click.option(
+    "--max-accept-error",
+    type=click.FloatRange(0, 1, True, True),
+    help="Take the threshold that keeps errors among accepted steps below this share; see probe calibrate.",
+)
 @click.option("-s", "--seed", type=int, help="Seed of all random choices; 0 is a seed. Default: a new one, printed.")
 @click.option("-sys", "--system", help="The system message. Default: the pair's own; '' for none.")
 @click.option(
@@ -74,7 +79,10 @@ def run(**options: Any) -> int:
     seed = new_seed() if options["seed"] is None else check_seed(options["seed"])
     question = _question(options["question"], options["question_file"])
     with ExitStack() as stack:
-        reasoner = stack.enter_context(Reasoner(_sources(options), config, models))
+        sources = _sources(options)
+        if options["max_accept_error"] is not None:
+            config = replace(config, threshold=_calibrated(options["max_accept_error"], config, sources))
+        reasoner = stack.enter_context(Reasoner(sources, config, models))
         speculation = reasoner.start(
             question, seed=seed, system=options["system"], template_options=options["template_kwargs"]
         )
@@ -113,6 +121,25 @@ def _fold_ratio_floor(options: dict[str, Any]) -> None:
     if "target_semantic_prob" not in policy.needs:
         raise ConfigError(f"--min-acceptance-ratio is for the semantic policies; {policy.name} has no ratio floor")
     options["threshold"] = floor
+
+
+def _calibrated(alpha: float, config: RunConfig, sources: Sources) -> float:
+    """The threshold that `probe calibrate` found for this policy, for errors of at most `alpha`."""
+    from ..probes import read_probe_file
+
+    if config.threshold is not None:
+        raise ConfigError("--max-accept-error chooses the threshold; leave out --threshold")
+    path = sources.probes.get("target")
+    known = read_probe_file(path).spec.calibrations if path is not None else ()
+    of_policy = {float(one["alpha"]): one["threshold"] for one in known if one["policy"] == config.policy}
+    kept = [a for a in of_policy if a <= alpha and of_policy[a] is not None]
+    if not kept:
+        have = ", ".join(f"{a:g}" for a in sorted(of_policy)) or "none"
+        raise ConfigError(
+            f"--max-accept-error is {alpha:g}; the target's probe holds thresholds of {config.policy} for: {have}. "
+            "Make one with semspec-local probe calibrate"
+        )
+    return float(of_policy[max(kept)])
 
 
 def _question(text: str | None, file: Path | None) -> str:

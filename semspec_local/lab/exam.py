@@ -46,7 +46,7 @@ def examine(
     }
     predicted: dict[Role, NDArray[np.float64]] = {}
     for role in ROLES:
-        predicted[role] = _predict(probes[role], role, collection, usable)
+        predicted[role] = predict_rows(probes[role], role, collection)
         share = labels.share("joint", role)
         report["probes"][role] = {
             f"{writer}_steps": _quality(share, predicted[role], collection, rows, seed, n_resamples)
@@ -93,7 +93,12 @@ def decision(
     }
 
 
-def _predict(path: Path, role: Role, collection: Collection, usable: NDArray[np.bool_]) -> NDArray[np.float64]:
+def predict_rows(path: Path, role: Role, collection: Collection) -> NDArray[np.float64]:
+    """A probe's output on every row, float64 [n_rows]; NaN on empty steps.
+
+    Raises ConfigError when the collection lacks the states that the probe reads.
+    """
+    usable = collection.n_tokens > 0
     probe = load_probe(path, role, collection.models[role])
     spec = probe.spec
     kind = StateKind(spec.layer, spec.window, spec.pooling, spec.norm)

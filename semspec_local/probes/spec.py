@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, NoReturn, get_args
 
@@ -29,6 +29,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "pooling": get_args(Pooling),
     "window": get_args(Window),
 }
+_OPTIONAL = ("calibrations",)
 _LOWEST = {"layer": 0, "n_embd": 1, "n_layer": 1}
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
@@ -41,6 +42,7 @@ class ProbeSpec:
     before or after the final norm; `pooling` and `window` are those of `protocols.StepStates`. `fingerprint` is the
     sha256 in hex of the GGUF whose states the probe was trained on. `training` (data, label recipe, clusterer,
     split, seed, counts, sampling) and `evaluation` (numbers on held-out problems, None for unknown) are for people.
+    `calibrations` are those of `lab.calibrate`, as JSON: which threshold keeps which policy's errors below what.
     Raises ProbeError, with what was given and what was wanted, for any value outside these.
     """
 
@@ -57,6 +59,7 @@ class ProbeSpec:
     quantization: str
     training: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, float | None] = field(default_factory=dict)
+    calibrations: Sequence[Mapping[str, Any]] = ()
     spec_version: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
@@ -92,10 +95,16 @@ class ProbeSpec:
             facts = getattr(self, name)
             if not isinstance(facts, Mapping) or not all(isinstance(key, str) for key in facts):
                 _refuse(name, facts, "an object with text keys")
-        for key, number in self.evaluation.items():
-            real = isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
-            if number is not None and not real:
-                _refuse(f"evaluation.{key}", number, "a finite number or null")
+        if not isinstance(self.calibrations, (list, tuple)):
+            _refuse("calibrations", self.calibrations, "a list")
+        object.__setattr__(self, "calibrations", tuple(self.calibrations))  # JSON has lists only
+        for number, facts in enumerate(self.calibrations):
+            wanted = isinstance(facts, Mapping) and isinstance(facts.get("policy"), str)
+            if not wanted or not _is_share(facts.get("alpha")) or not _is_number_or_none(facts.get("threshold")):
+                _refuse(f"calibrations.{number}", facts, "an object with policy, alpha and threshold")
+        for key, value in self.evaluation.items():
+            if not _is_number_or_none(value):
+                _refuse(f"evaluation.{key}", value, "a finite number or null")
 
     def to_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal spec."""
@@ -115,7 +124,7 @@ class ProbeSpec:
         # A later version may have other fields, so its number is the thing to say.
         if version == SPEC_VERSION:
             for name in known:
-                if name not in values:
+                if name not in values and name not in _OPTIONAL:
                     raise ProbeError(f"{source}: its probe spec has no {name}; wanted {', '.join(known)}")
             if unknown := sorted(set(values) - set(known)):
                 raise ProbeError(f"{source}: its probe spec has an unknown field {_show(unknown[0])}")
@@ -155,6 +164,14 @@ class ProbeSpec:
                 f"this file is {_show(info.name)}, sha256 {info.fingerprint[:12]}..."
             ]
         return []
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, float) and 0 < value < 1
+
+
+def _is_number_or_none(value: object) -> bool:
+    return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value))
 
 
 def _is_int(value: object) -> bool:

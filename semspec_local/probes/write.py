@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, ProbeError
 from ..protocols import FloatArray
+from ..provenance import atomic_write
 from .mlp import Activation, Mlp
 from .runtime import INPUT_NAME, OUTPUT_NAME, OnnxProbe, read_probe_file
 from .spec import METADATA_KEY, ProbeSpec
@@ -73,11 +74,27 @@ def write_proven(path: Path | str, data: bytes, *, states: FloatArray, expected:
     return difference
 
 
-def _build(mlp: Mlp, spec: ProbeSpec) -> bytes:
+def rewrite_spec(path: Path, spec: ProbeSpec) -> None:
+    """Give a probe's file another spec; the graph stays as it is. Raises ProbeError for a file that is no probe."""
+    onnx = _onnx()
+    read_probe_file(path)
+    model = onnx.load(str(path))
+    onnx.helper.set_model_props(model, {METADATA_KEY: spec.to_json()})
+    atomic_write(path, model.SerializeToString())
+
+
+def _onnx() -> Any:
     try:
-        from onnx import TensorProto, helper, numpy_helper
+        import onnx
+        import onnx.helper
     except ImportError:
         raise ConfigError("writing ONNX needs the onnx package: pip install 'semspec-local[train]'") from None
+    return onnx
+
+
+def _build(mlp: Mlp, spec: ProbeSpec) -> bytes:
+    _onnx()
+    from onnx import TensorProto, helper, numpy_helper
 
     weights = {"mean": mlp.mean, "std": mlp.std}
     nodes = [
