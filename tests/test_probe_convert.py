@@ -24,7 +24,7 @@ from pairs_support import source as source_of
 from semspec_local.cli import _run
 from semspec_local.errors import ConfigError, ProbeError
 from semspec_local.llama.model import LlamaModel
-from semspec_local.probes import load_probe
+from semspec_local.probes import ProbeSpec, load_probe
 from semspec_local.probes.convert import (
     Reading,
     comparison_states,
@@ -35,9 +35,23 @@ from semspec_local.probes.convert import (
 )
 from semspec_local.probes.mlp import Mlp, mlp_from_tensors
 from semspec_local.probes.weightfile import read_weights
+from semspec_local.probes.write import write_mlp_onnx
 from semspec_local.provenance import sha256_file
 from semspec_local.resources import config_dir
 
+A_SPEC = ProbeSpec(
+    role="target",
+    layer=1,
+    norm="pre",
+    pooling="mean",
+    window="token",
+    n_embd=4,
+    n_layer=4,
+    architecture="llama",
+    model_name="made up",
+    fingerprint="0" * 64,
+    quantization="F32",
+)
 READING = Reading(layer=1, norm="pre", pooling="mean", window="predictor")
 WRITE_TORCH = """
 import sys, numpy as np, torch
@@ -187,12 +201,65 @@ def test_code_in_a_torch_file_does_not_run(tmp_path, capfd):
     assert "this ran" not in capfd.readouterr().out
 
 
+def opcodes(*parts: bytes) -> bytes:
+    return b"\x80\x02" + b"".join(parts) + b"."
+
+
+HOSTILE = {
+    "a memo index of 4 billion": opcodes(b"Nr\xff\xff\xff\xff"),
+    "a tuple as deep as the file is long": opcodes(b"}N", b"\x85" * 400_000, b"Ns"),
+    "the same dictionary many times": None,
+    "an attribute that hides a method": opcodes(b"ccollections\nOrderedDict\n)R}U\x05itemsNsb"),
+    "a tensor that is changed after it was checked": None,
+    "a stride beyond all memory": None,
+}
+
+
+def hostile(path: Path, name: str) -> Path:
+    storage = "X\x05\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x04t"
+    tensor = "ctorch._utils\n_rebuild_tensor_v2\n(("
+    if name == "the same dictionary many times":
+        inner: dict[str, Any] = {}
+        for _ in range(7):
+            inner = dict.fromkeys(map(str, range(60)), inner)
+        return zipped(path, pickle.dumps(inner, 2))
+    if name == "a tensor that is changed after it was checked":
+        change = "}X\x06\0\0\0strideK\x09\x85sb"
+        data = f"\x80\x02}}X\x01\0\0\0w{tensor}{storage}QK\0K\x02\x85K\x01\x85tR{change}s.".encode("latin1")
+        return zipped(path, data, **{"0": b"\0" * 16})
+    if name == "a stride beyond all memory":
+        data = f"\x80\x02}}X\x01\0\0\0w{tensor}{storage}QK\0K\x01\x85".encode("latin1")
+        return zipped(path, data + b"\x8a\x0d" + b"\xff" * 12 + b"\x00\x85tRs.", **{"0": b"\0" * 16})
+    data = HOSTILE[name]
+    assert data is not None
+    return zipped(path, data)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_pickle_is_refused_quickly(tmp_path, name):
+    path = hostile(tmp_path / "a.pt", name)
+    code = "import sys; from pathlib import Path; from semspec_local.probes import weightfile as w; "
+    code += "w.read_weights(Path(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1 and "ProbeError" in done.stderr.splitlines()[-1], done.stderr[-300:]
+
+
+def test_many_tensors_on_one_storage_do_not_fill_the_memory(tmp_path):
+    torch = pytest.importorskip("torch", reason="makes the file with torch: pip install '.[train]'")
+    storage = torch.zeros(2**21)
+    torch.save({f"w{i}": storage for i in range(40)}, tmp_path / "a.pt")
+    with pytest.raises(ProbeError, match="holds tensors of over 512 MiB"):
+        read_weights(tmp_path / "a.pt")
+
+
 @given(st.binary(max_size=80))
 def test_any_bytes_for_a_pickle_are_refused_in_one_line(tmp_path_factory, data):
     path = zipped(tmp_path_factory.mktemp("any") / "a.pt", data)
     with pytest.raises(ProbeError) as error:
         read_weights(path)
-    assert str(error.value).startswith(str(path)) or "wanted the weights" in str(error.value)
+    assert str(error.value).startswith(str(path)) and str(error.value).isprintable()
 
 
 def test_a_cut_or_spoiled_file_is_refused(torch_files, tmp_path):
@@ -242,6 +309,63 @@ def test_safetensors_and_npz_are_read_in_either_layout(info, tmp_path, turned):
         np.testing.assert_allclose(probe.predict(states), mlp.forward(states), atol=1e-5)
 
 
+def test_numbers_without_dimension_count_and_names_may_be_capital(tmp_path):
+    np.savez(tmp_path / "p.npz", W1=np.ones((4, 3)), B1=np.ones((1, 3)), W2=np.ones((3, 1)), B2=3.5, mean=2.0, std=5.0)
+    mlp = read_weights(tmp_path / "p.npz").mlp
+    assert [biases.tolist() for _, biases in mlp.layers] == [[1, 1, 1], [3.5]]
+    assert (mlp.mean.tolist(), mlp.std.tolist()) == ([2] * 4, [5] * 4)
+
+
+def test_safetensors_are_ordered_by_the_numbers_in_their_names(tmp_path):
+    save_file = pytest.importorskip("safetensors.numpy", reason="the extra packages of training").save_file
+    tensors = {f"hidden.{i}.weight": np.full((3, 3), i, np.float32) for i in range(11)}
+    save_file({**tensors, "out.weight": np.ones((1, 3), np.float32)}, tmp_path / "p.safetensors")
+    layers = read_weights(tmp_path / "p.safetensors").mlp.layers
+    assert [weights[0, 0] for weights, _ in layers] == [*range(11), 1]
+
+
+def test_safetensors_in_bfloat16_are_read(tmp_path):
+    torch = pytest.importorskip("torch", reason="makes the file with torch: pip install '.[train]'")
+    save_file = pytest.importorskip("safetensors.torch", reason="the extra packages of training").save_file
+    weights = torch.tensor([[0.5, -3.0, 1e-3]], dtype=torch.bfloat16)
+    save_file({"a.weight": weights, "a.bias": torch.ones(1)}, tmp_path / "p.safetensors")
+    ((got, bias),) = read_weights(tmp_path / "p.safetensors").mlp.layers
+    np.testing.assert_array_equal(got.T, weights.float().numpy())
+    assert bias.tolist() == [1]
+
+
+def test_files_that_break_their_reader_give_one_line(tmp_path):
+    path = tmp_path / "p"
+    bodies = {"npz": zip_of(path, {"w.npy": b"no array"}), "header": zip_of(path, {"w.npy": np_header("{'descr': (")})}
+    bodies |= {"name": npz_bytes({"9" * 5000: np.ones((4, 1))}), "escape": npz_bytes({"\x1brunning_mean": np.ones(4)})}
+    bodies |= {"huge": npz_bytes({"w": np.full((4, 1), 1e300)}), "text": npz_bytes({"w": np.array("x")})}
+    for name, body in bodies.items():
+        path.write_bytes(body)
+        try:
+            read_weights(path)
+        except ProbeError as error:
+            assert str(error).startswith(str(path)) and str(error).isprintable(), name
+        else:
+            assert name == "name"  # odd, but a probe
+
+
+def zip_of(path: Path, parts: dict[str, bytes]) -> bytes:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+    return path.read_bytes()
+
+
+def np_header(text: str) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def npz_bytes(arrays_by_name: dict[str, Any]) -> bytes:
+    stream = io.BytesIO()
+    np.savez(stream, **arrays_by_name)
+    return stream.getvalue()
+
+
 def test_arrays_that_need_a_pickle_are_refused(tmp_path):
     np.savez(tmp_path / "p.npz", w=np.array([_Evil()], dtype=object))
     with pytest.raises(ProbeError, match="without pickles"):
@@ -282,13 +406,24 @@ def test_a_pipeline_of_another_kind_is_refused(tmp_path):
     import joblib
     import skops.io
     from sklearn.decomposition import PCA
-    from sklearn.linear_model import LogisticRegression
+    from sklearn.linear_model import LogisticRegression, PoissonRegressor
     from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
     rows, labels = np.random.default_rng(0).normal(size=(30, 4)), np.arange(30) % 3
+    unscaled = make_pipeline(StandardScaler(with_mean=False), LogisticRegression()).fit(rows + 5, labels > 0)
+    skops.io.dump(unscaled, tmp_path / "p.skops")
+    mlp = read_weights(tmp_path / "p.skops").mlp
+    np.testing.assert_allclose(mlp.forward(rows + 5), unscaled.predict_proba(rows + 5)[:, 1], atol=1e-9)
+    counts = PoissonRegressor().fit(rows, labels)
     reduced = make_pipeline(PCA(2), LogisticRegression()).fit(rows, labels > 0)
     three, unfitted = LogisticRegression().fit(rows, labels), LogisticRegression()
-    for estimator, wanted in ((reduced, "begins with PCA"), (three, "3 classes"), (unfitted, "not fitted")):
+    for estimator, wanted in (
+        (reduced, "begins with PCA"),
+        (counts, "ends with PoissonRegressor"),
+        (three, "3 classes"),
+        (unfitted, "not fitted"),
+    ):
         skops.io.dump(estimator, tmp_path / "p.skops")
         with pytest.raises(ProbeError, match=wanted):
             read_weights(tmp_path / "p.skops")
@@ -338,6 +473,25 @@ def test_hidden_states_are_counted_as_hugging_face_does():
             from_hidden_state(wrong, 28)
 
 
+def test_a_place_is_a_layer_and_a_norm_together():
+    official = from_hidden_state(-1, 28)
+    assert Reading(layer=3).filled(official).missing == ["norm", "pooling", "window"]
+    assert Reading(layer=27).filled(official).norm == "post"
+    assert what_it_says({"layer": "3", "hidden_state": "-1"}, 28, "p").missing == ["norm", "pooling", "window"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_wide_probes_without_a_scaler_pass_with_features_of_a_large_scale(tmp_path, info, seed):
+    rng = np.random.default_rng(seed)
+    sizes = [(1536, 256), (256, 1)]
+    layers = [
+        tuple(rng.uniform(-1, 1, s).astype(np.float32) / size[0] ** 0.5 for s in (size, size[1:])) for size in sizes
+    ]
+    mlp = Mlp(layers=layers, mean=np.zeros(1536, np.float32), std=np.ones(1536, np.float32))
+    spec = replace(A_SPEC, n_embd=1536, n_layer=4, layer=1)
+    write_mlp_onnx(tmp_path / "p.onnx", mlp, spec, states=comparison_states(1536, mlp))
+
+
 def test_words_of_a_file_that_cannot_be_meant_are_refused():
     for says in ({"layer": "two"}, {"norm": "layer"}, {"window": "all"}, {"hidden_state": "0"}):
         with pytest.raises(ProbeError, match="says"):
@@ -348,18 +502,27 @@ def test_words_of_a_file_that_cannot_be_meant_are_refused():
 
 
 def own_onnx(
-    path: Path, n_embd: int, *, kind: str = "plain", opset: int = 17, ir: int = 8, batch: Any = "rows"
+    path: Path,
+    n_embd: int,
+    *,
+    kind: str = "plain",
+    opset: int = 17,
+    ir: int = 8,
+    batch: Any = "rows",
+    classes: tuple[int, ...] = (0, 1),
 ) -> Path:
     """Somebody's linear probe: `plain`, `double`, `zipmap`, `two` columns, or a `label` alone."""
     onnx = pytest.importorskip("onnx", reason="the extra packages of training")
     from onnx import TensorProto, helper, numpy_helper
 
-    dtype = np.float64 if kind == "double" else np.float32
-    number = TensorProto.DOUBLE if kind == "double" else TensorProto.FLOAT
+    dtype = {"double": np.float64, "half": np.float16}.get(kind, np.float32)
+    number = {"double": TensorProto.DOUBLE, "half": TensorProto.FLOAT16}.get(kind, TensorProto.FLOAT)
     rng = np.random.default_rng(0)
     weights = rng.normal(size=(n_embd, 1)).astype(dtype) / 8
     nodes = [helper.make_node("MatMul", ["X", "W"], ["z"]), helper.make_node("Sigmoid", ["z"], ["hidden"])]
     outputs = [helper.make_tensor_value_info("hidden", number, [batch, 1])]
+    if kind == "noise":
+        nodes.append(helper.make_node("RandomNormalLike", ["hidden"], ["unused"]))
     start = [numpy_helper.from_array(weights, "W")]
     if kind in ("zipmap", "two", "label"):
         start.append(numpy_helper.from_array(np.array([1], dtype), "one"))
@@ -376,7 +539,9 @@ def own_onnx(
             maps = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(number, []))
             zipped_value = helper.make_value_info("maps", helper.make_sequence_type_proto(maps))
             nodes.append(
-                helper.make_node("ZipMap", ["probabilities"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])
+                helper.make_node(
+                    "ZipMap", ["probabilities"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=list(classes)
+                )
             )
             outputs = [label, zipped_value]
     graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("X", number, [batch, n_embd])], outputs, start)
@@ -395,10 +560,21 @@ def test_an_onnx_file_of_ones_own_is_taken_as_it_is(info, tmp_path, kind):
     assert spec.training["converted_from"] == "own.onnx"
 
 
+def test_half_precision_is_taken_with_the_digits_that_it_has(info, tmp_path):
+    source = own_onnx(tmp_path / "own.onnx", info.n_embd, kind="half")
+    convert_probe(read_probe(source, info), tmp_path / "p.onnx", info, "target", READING)
+    probe = load_probe(tmp_path / "p.onnx", "target", info)
+    weights = np.random.default_rng(0).normal(size=(info.n_embd, 1)) / 8
+    states = np.random.default_rng(1).normal(size=(9, info.n_embd)).astype(np.float32)
+    np.testing.assert_allclose(probe.predict(states), 1 / (1 + np.exp(-(states @ weights)[:, 0])), atol=5e-3)
+
+
 def test_a_batch_size_of_one_is_kept_and_a_newer_ir_version_lowered(info, tmp_path):
     source = own_onnx(tmp_path / "own.onnx", info.n_embd, batch=1, ir=11)
     probe, _ = convert(source, tmp_path / "p.onnx", info)
-    assert probe.predict(np.zeros((5, info.n_embd), np.float32)).tolist() == [0.5] * 5
+    weights = np.random.default_rng(0).normal(size=(info.n_embd, 1)) / 8
+    states = np.random.default_rng(1).normal(size=(5, info.n_embd)).astype(np.float32)
+    np.testing.assert_allclose(probe.predict(states), 1 / (1 + np.exp(-(states @ weights)[:, 0])), atol=1e-5)
 
 
 def test_weights_beside_an_onnx_file_move_into_it(info, tmp_path):
@@ -421,6 +597,8 @@ def test_weights_beside_an_onnx_file_move_into_it(info, tmp_path):
         ({"opset": 23}, "has opset 23 of ai.onnx; wanted 21 at most"),
         ({"n_embd": 5}, r"its inputs are X \[n, 5\]"),
         ({"batch": 7}, r"its inputs are X \[7, "),
+        ({"kind": "zipmap", "classes": (0, 1, 2)}, "its outputs are label"),
+        ({"kind": "noise"}, "own.onnx uses the ONNX operator RandomNormalLike"),
     ],
 )
 def test_an_onnx_file_that_is_no_probe_is_refused(info, tmp_path, options, wanted):

@@ -16,6 +16,7 @@ from ..errors import ConfigError, SemspecError
 from ..modelinfo import ModelInfo
 from ..protocols import Norm, Pooling, Window
 from ..roles import ROLES, Role
+from . import show
 from .probe_lab import calibrate, collect, evaluate, label, train
 
 _A_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -64,6 +65,8 @@ def convert(source: Path, out: Path | None, role: Role | None, **options: Any) -
     from ..probes.convert import Reading, convert_probe, from_hidden_state, read_probe
 
     out = out or source.with_suffix(".onnx")
+    if out.exists() and not out.is_file():
+        raise ConfigError(f"{out} is no file; give another name with -o")
     if out.exists() and (not options["force"] or out.samefile(source)):
         raise ConfigError(f"{out} exists; give another name with -o" + ("" if out.samefile(source) else ", or --force"))
     role = role or _asked({"role": ROLES})["role"]
@@ -75,6 +78,12 @@ def convert(source: Path, out: Path | None, role: Role | None, **options: Any) -
             raise ConfigError("--hidden-state says the layer and the norm; leave out --layer and --norm")
         told = told.filled(from_hidden_state(options["hidden_state"], info.n_layer))
     reading = told.filled(found.reading)
+    if found.is_official and reading != told:
+        click.echo(
+            "The layers are called fc1, fc2, ... as those of SemanticSpec's authors, so what you did not say is taken "
+            "from there: the last layer after the final norm, mean over the predictor window.",
+            err=True,
+        )
     choices = {"layer": [str(i) for i in range(info.n_layer)], **_CHOICES}
     answers = _asked({name: choices[name] for name in reading.missing})
     asked: dict[str, Any] = {name: int(text) if name == "layer" else text for name, text in answers.items()}
@@ -118,7 +127,7 @@ def inspect(file: Path, as_json: bool) -> None:
         click.echo(json.dumps(facts))
         return
     spec = found.spec
-    click.echo(f"{spec.role} probe for {spec.model_name} {spec.quantization} ({spec.architecture})")
+    click.echo(f"{spec.role} probe for {_pairs({spec.model_name: spec.quantization, 'of': spec.architecture})}")
     click.echo(f"reads       layer {spec.layer} of {spec.n_layer} ({spec.norm} norm), width {spec.n_embd}")
     click.echo(f"pools       {spec.pooling} over the {spec.window} window")
     click.echo(f"model file  sha256 {spec.fingerprint}")
@@ -132,7 +141,7 @@ def inspect(file: Path, as_json: bool) -> None:
 
 def _pairs(values: Any) -> str:
     shown = (f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items())
-    return ", ".join(shown) or "nothing is said"
+    return show.harmless(" ".join(", ".join(shown).split())) or "nothing is said"
 
 
 @probe.command()
@@ -144,11 +153,14 @@ def install(file: Path, pair: str | None, force: bool) -> None:
     from ..probes import load_probe, read_probe_file, user_probe
     from ..provenance import atomic_write
 
-    name = pair or pairs.default_pair()
-    role = read_probe_file(file).spec.role
+    name = pairs.load_manifest(pair or pairs.default_pair()).name
+    looked_at = read_probe_file(file)
+    role = looked_at.spec.role
+    if looked_at.header.external_files:
+        raise ConfigError(f"{file} keeps weights in other files; make it one file with semspec-local probe convert")
     if role not in ROLES:
         raise ConfigError(f"{file} is a {role} probe; wanted one of the target or the draft")
-    loaded = load_probe(file, role, _model_info(name, None, role))
+    loaded = load_probe(file, role, _model_info(pair, None, role))
     place = user_probe(name, role)
     if place.exists() and not force:
         raise ConfigError(f"{place} is there already; --force replaces it")

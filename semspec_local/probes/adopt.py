@@ -14,9 +14,17 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, ProbeError
 from ..protocols import FloatArray
 from .onnxfile import read_header
-from .runtime import INPUT_NAME, OUTPUT_NAME, check_external, read_probe_bytes
+from .runtime import (
+    INPUT_NAME,
+    MAX_PROBE_BYTES,
+    OUTPUT_NAME,
+    check_external,
+    one_line,
+    read_probe_bytes,
+    refuse_operators,
+)
 from .spec import METADATA_KEY, ProbeSpec
-from .write import write_proven
+from .write import MAX_PARITY_ERROR, write_proven
 
 MAX_IR_VERSION = 10
 MAX_OPSETS = {"": 21, "ai.onnx": 21, "ai.onnx.ml": 5}
@@ -26,13 +34,17 @@ _PREFIX = "own/"
 _FLOATS = {1: np.float32, 10: np.float16, 11: np.float64}
 """ONNX's numbers of the kinds of float."""
 
+_TOLERANCES = {1: MAX_PARITY_ERROR, 10: 4e-3, 11: MAX_PARITY_ERROR}
+"""How far two evaluators of one graph may differ, in probability: half precision has three digits."""
+
 
 def adopt_onnx(source: Path, path: Path, spec: ProbeSpec, *, states: FloatArray) -> float:
     """Write the ONNX file `source` to `path` as the probe that `spec` says; the largest difference between them.
 
     Its one input may have any name, and be float32, float64 or float16 [n, n_embd]; one output must be a probability:
     [n], [n, 1] or [n, 2] (the second column counts), as a tensor or through ZipMap. Weights kept beside the file move
-    into it. `states` float32 [n, n_embd] are what both are compared on.
+    into it. The graph stays as it is, so what may differ is what evaluators round. `states` float32 [n, n_embd] are
+    what both are compared on.
     Raises ProbeError, and writes nothing, when that is not so.
     """
     try:
@@ -52,11 +64,12 @@ def adopt_onnx(source: Path, path: Path, spec: ProbeSpec, *, states: FloatArray)
         with np.errstate(all="ignore"):  # an exp that overflows is a probability of 0
             expected = _reference(model, output, columns, states.astype(_FLOATS[kind]))
     except Exception as error:  # whatever a stranger's graph makes onnx's evaluator raise
-        raise ProbeError(f"{source} cannot be computed ({type(error).__name__}: {error})") from None
+        raise ProbeError(f"{source} cannot be computed ({type(error).__name__}: {one_line(error)})") from None
     _wrap(model.graph, output, columns, kind, spec.n_embd, helper)
     helper.set_model_props(model, {METADATA_KEY: spec.to_json()})
     model.producer_name = "semspec-local"
-    return write_proven(path, model.SerializeToString(), states=states, expected=expected)
+    tolerance = _TOLERANCES[kind]
+    return write_proven(path, model.SerializeToString(), states=states, expected=expected, tolerance=tolerance)
 
 
 def _loaded(source: Path, onnx: Any) -> Any:
@@ -65,8 +78,11 @@ def _loaded(source: Path, onnx: Any) -> Any:
         header = read_header(read_probe_bytes(source))
     except ValueError as error:
         raise ProbeError(f"{source} is no ONNX file, or not a whole one ({error})") from None
+    refuse_operators(source, header)
     for name in header.external_files:
         check_external(source, name)
+    if sum((source.parent / name).stat().st_size for name in header.external_files) > MAX_PROBE_BYTES:
+        raise ProbeError(f"{source} keeps more than {MAX_PROBE_BYTES // 2**20} MiB beside it; wanted a probe's weights")
     for domain, version in header.opsets.items():
         if domain not in MAX_OPSETS:
             raise ProbeError(f"{source} uses operators of {domain!a}; wanted ONNX's own")
@@ -80,7 +96,7 @@ def _loaded(source: Path, onnx: Any) -> Any:
         model = onnx.load(str(source))
         onnx.checker.check_model(model)
     except Exception as error:  # the checker's errors share no base with protobuf's
-        raise ProbeError(f"{source} is not sound: {' '.join(str(error).split())[:200]}") from None
+        raise ProbeError(f"{source} is not sound: {one_line(error)}") from None
     return model
 
 
@@ -98,7 +114,9 @@ def _input_kind(source: Path, graph: Any, n_embd: int) -> int:
 
 def _probability(source: Path, graph: Any) -> tuple[str, int]:
     """The tensor that is the probability, and its columns (0: it has one dimension)."""
-    zipped = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "ZipMap"}
+    zipped = {
+        node.output[0]: node.input[0] for node in graph.node if node.op_type == "ZipMap" and _n_classes(node) == 2
+    }
     found: list[tuple[str, int]] = []
     for item in graph.output:
         shape = _shape(item)
@@ -109,7 +127,7 @@ def _probability(source: Path, graph: Any) -> tuple[str, int]:
             and len(shape) in (1, 2)
             and (len(shape) == 1 or shape[1] in (1, 2))
         ):
-            found.append((item.name, 0 if len(shape) == 1 else int(shape[1] or 1)))
+            found.append((item.name, 0 if len(shape) == 1 else shape[1] or 0))
     named = [choice for choice in found if choice[0] == _PREFIX + OUTPUT_NAME]
     if len(named or found) != 1:
         got = ", ".join(f"{_name(item)} {_shown(_shape(item))}" for item in graph.output)
@@ -117,6 +135,10 @@ def _probability(source: Path, graph: Any) -> tuple[str, int]:
             f"{source}: its outputs are {got}; wanted one of floats [n], [n, 1] or [n, 2], or {OUTPUT_NAME}"
         )
     return (named or found)[0]
+
+
+def _n_classes(node: Any) -> int:
+    return next((len(a.ints) + len(a.strings) for a in node.attribute if a.name.startswith("classlabels_")), 0)
 
 
 def _keep_only(graph: Any, output: str) -> None:
@@ -143,7 +165,10 @@ def _reference(model: Any, output: str, columns: int, states: NDArray[Any]) -> N
     evaluator = ReferenceEvaluator(copy)
     name = _input_of(copy.graph).name
     rows = [np.asarray(evaluator.run(None, {name: row[None, :]})[0], np.float64).reshape(-1) for row in states]
-    return np.array([row[1 if columns == 2 else 0] for row in rows])
+    wrong = next((row for row in rows if row.size != max(columns, 1)), None)
+    if wrong is not None:
+        raise ValueError(f"it gives {wrong.size} numbers for one state; wanted {max(columns, 1)}")
+    return np.array([row[-1] for row in rows])
 
 
 def _wrap(graph: Any, output: str, columns: int, kind: int, n_embd: int, helper: Any) -> None:

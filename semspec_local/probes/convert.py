@@ -20,7 +20,7 @@ from ..roles import Role
 from .adopt import adopt_onnx
 from .mlp import Activation, Mlp
 from .spec import ProbeSpec
-from .weightfile import Weights, read_weights
+from .weightfile import Weights, kind_of, read_weights
 from .write import write_mlp_onnx
 
 N_COMPARED = 256
@@ -44,10 +44,11 @@ class Reading:
         return [name for name in ("layer", "norm", "pooling", "window") if getattr(self, name) is None]
 
     def filled(self, other: Reading) -> Reading:
-        """This reading, and the other's where this one says nothing."""
+        """This reading, and the other's where this one says nothing. A place is a layer and a norm together."""
+        same_place = self.layer in (None, other.layer) and self.norm in (None, other.norm)
         return Reading(
-            layer=other.layer if self.layer is None else self.layer,
-            norm=self.norm or other.norm,
+            layer=other.layer if same_place and self.layer is None else self.layer,
+            norm=other.norm if same_place and self.norm is None else self.norm,
             pooling=self.pooling or other.pooling,
             window=self.window or other.window,
         )
@@ -68,6 +69,8 @@ def what_it_says(says: Mapping[str, str], n_layer: int, source: str) -> Reading:
     """The reading that a file's own words give. Raises ProbeError for words that cannot be meant."""
     reading = Reading()
     words: dict[str, Any] = {}
+    if "layer" in says:  # the file's own words go before what its layout suggests
+        says = {name: text for name, text in says.items() if name != "hidden_state"}
     try:
         if "hidden_state" in says:
             reading = from_hidden_state(int(says["hidden_state"]), n_layer)
@@ -87,11 +90,15 @@ def what_it_says(says: Mapping[str, str], n_layer: int, source: str) -> Reading:
 
 @dataclass(frozen=True)
 class Found:
-    """A probe from elsewhere, read. `weights` is None for an ONNX file, which is taken as it is."""
+    """A probe from elsewhere, read. `weights` is None for an ONNX file, which is taken as it is.
+
+    `is_official`: it looks like those of the method's authors, and is taken to read where theirs do.
+    """
 
     path: Path
     weights: Weights | None
     reading: Reading
+    is_official: bool = False
 
 
 def read_probe(path: Path, info: ModelInfo, *, activation: Activation = "relu", sigmoid: bool = True) -> Found:
@@ -99,7 +106,7 @@ def read_probe(path: Path, info: ModelInfo, *, activation: Activation = "relu", 
 
     Raises ProbeError for a file that is no probe, or whose width is not the model's.
     """
-    if path.suffix.lower() == ".onnx":
+    if kind_of(path) == "onnx":
         return Found(path, None, Reading())
     weights = read_weights(path, activation=activation, sigmoid=sigmoid)
     if weights.mlp.n_embd != info.n_embd:
@@ -107,7 +114,8 @@ def read_probe(path: Path, info: ModelInfo, *, activation: Activation = "relu", 
             f"{path} reads states of width {weights.mlp.n_embd}; {info.name!a} has width {info.n_embd}, "
             "so it is for another model"
         )
-    return Found(path, weights, what_it_says(weights.says, info.n_layer, str(path)))
+    reading = what_it_says(weights.says, info.n_layer, str(path))
+    return Found(path, weights, reading, weights.is_official)
 
 
 def convert_probe(found: Found, out: Path, info: ModelInfo, role: Role, reading: Reading) -> tuple[ProbeSpec, float]:

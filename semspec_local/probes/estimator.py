@@ -10,6 +10,8 @@ from ..errors import ProbeError
 from .mlp import Activation, Mlp
 
 _HIDDEN: dict[str, Activation] = {"relu": "relu", "tanh": "tanh", "logistic": "sigmoid"}
+_LINEAR = ("LinearRegression", "Ridge", "RidgeCV", "Lasso", "LassoCV", "ElasticNet", "ElasticNetCV")
+_LOGISTIC = ("LogisticRegression", "LogisticRegressionCV")
 _WANTED = (
     "wanted a StandardScaler (or none) and an MLPClassifier, MLPRegressor, LogisticRegression or a linear regression"
 )
@@ -33,8 +35,8 @@ def mlp_from_estimator(estimator: Any) -> Mlp:
     n_embd = layers[0][0].shape[0]
     mean, std = np.zeros(n_embd), np.ones(n_embd)
     if before:
-        mean = mean if getattr(before[0], "mean_", None) is None else np.asarray(before[0].mean_)
-        std = std if getattr(before[0], "scale_", None) is None else np.asarray(before[0].scale_)
+        mean = np.asarray(before[0].mean_) if before[0].with_mean else mean  # mean_ is there in either case
+        std = np.asarray(before[0].scale_) if before[0].with_std else std
     return Mlp(layers=layers, mean=mean, std=std, activation=activation, sigmoid=sigmoid)
 
 
@@ -43,10 +45,15 @@ def _model_parts(model: Any) -> tuple[list[tuple[Any, Any]], Activation, bool]:
     classes = getattr(model, "classes_", None)
     if classes is not None and len(classes) != 2:
         raise ProbeError(f"the classifier has {len(classes)} classes; wanted 2")
-    if hasattr(model, "coefs_"):
+    name = type(model).__name__
+    if name in ("MLPClassifier", "MLPRegressor"):
+        if model.out_activation_ not in ("logistic", "identity"):
+            raise ProbeError(f"the last activation is {model.out_activation_!r}; wanted logistic or identity")
         if model.activation not in _HIDDEN:
             raise ProbeError(f"the activation is {model.activation!r}; wanted {', '.join(_HIDDEN)}")
         layers = list(zip(map(np.asarray, model.coefs_), map(np.asarray, model.intercepts_)))
         return layers, _HIDDEN[model.activation], model.out_activation_ == "logistic"
+    if name not in (*_LINEAR, *_LOGISTIC) or getattr(model, "multi_class", "") == "multinomial":
+        raise ProbeError(f"the pipeline ends with {name}; {_WANTED}")
     weights = np.asarray(model.coef_).reshape(1, -1).T
-    return [(weights, np.asarray(model.intercept_, np.float64).reshape(-1))], "relu", classes is not None
+    return [(weights, np.asarray(model.intercept_, np.float64).reshape(-1))], "relu", name in _LOGISTIC

@@ -108,7 +108,7 @@ class OnnxProbe:
         try:
             result = np.asarray(self._session.run([OUTPUT_NAME], {INPUT_NAME: rows})[0])
         except Exception as error:  # onnxruntime's errors share no base of their own
-            raise ProbeError(f"{self.path}: onnxruntime cannot run it: {_one_line(error)}") from None
+            raise ProbeError(f"{self.path}: onnxruntime cannot run it: {one_line(error)}") from None
         if result.dtype != np.float32 or result.shape not in ((len(rows),), (len(rows), 1)):
             _refuse_signature(self.path, self.spec.n_embd, f"its output is {result.dtype}{list(result.shape)}")
         probs = result.reshape(-1)
@@ -156,11 +156,16 @@ def read_probe_file(path: Path | str) -> ProbeFile:
     if METADATA_KEY not in header.metadata:
         raise ProbeError(f"{path} has no {METADATA_KEY!r} in its ONNX metadata, so nothing says which model it is for")
     spec = ProbeSpec.from_json(header.metadata[METADATA_KEY], str(path))
-    if refused := sorted(header.operators & _REFUSED_OPERATORS):
-        raise ProbeError(f"{path} uses the ONNX operator {refused[0]}; wanted a plain feed-forward net")
+    refuse_operators(path, header)
     for name in header.external_files:
         check_external(path, name)
     return ProbeFile(path, spec, header, hashlib.sha256(data).hexdigest())
+
+
+def refuse_operators(path: Path, header: OnnxHeader) -> None:
+    """Raise ProbeError for a graph with operators that no probe needs and that could do harm."""
+    if refused := sorted(header.operators & _REFUSED_OPERATORS):
+        raise ProbeError(f"{path} uses the ONNX operator {refused[0]}; wanted a plain feed-forward net")
 
 
 def open_session(path: Path, *, n_threads: int = 1) -> Any:
@@ -229,7 +234,7 @@ def _open_probe(file: ProbeFile) -> Any:
     try:
         return open_session(file.path)
     except ImportError as error:
-        raise ProbeError(f"probes need onnxruntime, which cannot be imported here ({_one_line(error)})") from None
+        raise ProbeError(f"probes need onnxruntime, which cannot be imported here ({one_line(error)})") from None
     except Exception as error:  # onnxruntime's errors share no base of their own
         reason = str(error)
     import onnxruntime as ort
@@ -240,7 +245,7 @@ def _open_probe(file: ProbeFile) -> Any:
             f"{file.path} has ONNX IR version {file.header.ir_version} and opset {opset}, too new for "
             f"onnxruntime {ort.__version__}; save it with older ones (8 and 17 will do) or update onnxruntime"
         )
-    raise ProbeError(f"{file.path}: onnxruntime {ort.__version__} cannot load it: {_one_line(reason)}")
+    raise ProbeError(f"{file.path}: onnxruntime {ort.__version__} cannot load it: {one_line(reason)}")
 
 
 def _check_signature(file: ProbeFile, session: Any) -> bool:
@@ -248,13 +253,13 @@ def _check_signature(file: ProbeFile, session: Any) -> bool:
     n_embd = file.spec.n_embd
     inputs = session.get_inputs()
     if [item.name for item in inputs] != [INPUT_NAME]:
-        _refuse_signature(file.path, n_embd, f"its inputs are {_one_line([item.name for item in inputs])}")
+        _refuse_signature(file.path, n_embd, f"its inputs are {one_line([item.name for item in inputs])}")
     hidden = inputs[0]
     fixed = [size if isinstance(size, int) else None for size in hidden.shape]
     if hidden.type != "tensor(float)" or len(fixed) != 2 or fixed[0] not in (None, 1) or fixed[1] not in (None, n_embd):
-        _refuse_signature(file.path, n_embd, f"its input is {hidden.type} {_one_line(hidden.shape)}")
+        _refuse_signature(file.path, n_embd, f"its input is {hidden.type} {one_line(hidden.shape)}")
     if OUTPUT_NAME not in (names := [item.name for item in session.get_outputs()]):
-        _refuse_signature(file.path, n_embd, f"its outputs are {_one_line(names)}")
+        _refuse_signature(file.path, n_embd, f"its outputs are {one_line(names)}")
     return fixed[0] == 1
 
 
@@ -265,7 +270,7 @@ def _refuse_signature(path: Path, n_embd: int, got: str) -> NoReturn:
     )
 
 
-def _one_line(value: object) -> str:
+def one_line(value: object) -> str:
     """Text from onnxruntime or a stranger's file: one short line without control characters or C++ signatures."""
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (?:Load model from .*? failed:)?", "", str(value))
     text = re.sub(r"\S+\.(?:cc|h):\d+ .*?\) (?=[A-Z])", "", text)
