@@ -56,6 +56,7 @@ def verdict_of(candidate: Candidate, decision: Decision) -> dict[str, Any]:
     return {
         "draft_semantic_prob": scores.draft_semantic_prob if scores else None,
         "target_semantic_prob": scores.target_semantic_prob if scores else None,
+        "joint_semantic_prob": scores.joint_semantic_prob if scores else None,
         "acceptance_ratio": scores.acceptance_ratio if scores else None,
         "score": decision.score,
         "threshold": decision.threshold,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from .bridge import Bridge
 from .candidate import Candidate, kept_part, shortened, verdict_of
 from .config import MAX_SEED, THINK_CLOSE, RunConfig, check_seed
 from .errors import SemspecError
+from .features import needs_of, step_features
 from .interrupts import HeldInterrupt
 from .metrics import Counters
 from .policy import Decision, Policy, Reason, StepScores
 from .prefix import Prefix, Side
-from .protocols import ModelStep, StepModel, StepProbe
+from .protocols import JointProbe, ModelStep, StepModel, StepProbe
 from .roles import ROLES, Role
 from .steps import StepReader, carry_for
 from .trace import Origin, StepRecord, StopReason
@@ -58,6 +59,7 @@ class Speculation:
         config: RunConfig,
         seed: int,
         probes: Mapping[Role, StepProbe] | None = None,
+        joint_probe: JointProbe | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.prompts, self.policy, self.config, self.seed = prompts, policy, config, check_seed(seed)
@@ -68,7 +70,8 @@ class Speculation:
         self.prefix = Prefix(opened=prompts.thinking)
         self.counters = Counters(n_prompt_tokens=len(prompts.target))
         self.stop_reason: StopReason | None = None
-        self._probes = dict(probes or {})
+        self._probes, self._joint_probe = dict(probes or {}), joint_probe
+        self._needs = policy.needs | needs_of(joint_probe.features if joint_probe is not None else ())
         self._seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
         self._rng = np.random.default_rng(self._seeds[2])
         self._n_records = self._n_tokens = self._n_think_tokens = 0
@@ -146,7 +149,7 @@ class Speculation:
         draft = self._draft
         reader = self._reader([draft] if self.bridge and not self.bridge.identical else self._sides())
         start = self._clock()
-        step = draft.model.propose(reader, logprobs="draft_logprobs" in self.policy.needs)
+        step = draft.model.propose(reader, logprobs="draft_logprobs" in self._needs)
         seconds = self._clock() - start
         kept, text = kept_part(step, reader, draft)
         if kept < len(step.tokens):
@@ -161,18 +164,11 @@ class Speculation:
         # An empty step, or one that is too long in the target's tokens: only the target can end the run exactly.
         if not candidate.fits or not 0 < len(tokens) <= min(self._limits([target])):
             return Decision(False, "forced_target")
-        needs = self.policy.needs
+        with_logprobs = bool(self._needs & {"target_logprobs", "target_in_top2"})
         start = self._clock()
-        candidate.read = target.model.score(tokens, logprobs=bool(needs & {"target_logprobs", "target_in_top2"}))
+        candidate.read = target.model.score(tokens, logprobs=with_logprobs)
         candidate.times["score_s"] = (scored := self._clock()) - start
-        candidate.scores = StepScores(
-            n_tokens=len(tokens),
-            draft_semantic_prob=self._semantic_prob("draft", candidate.drafted),
-            target_semantic_prob=self._semantic_prob("target", candidate.read),
-            draft_logprobs=candidate.drafted.logprobs,
-            target_logprobs=candidate.read.logprobs,
-            target_in_top2=candidate.read.in_top2,
-        )
+        candidate.scores = self._scores(candidate.drafted, candidate.read)
         candidate.times["probe_s"] = self._clock() - scored
         return self.policy.decide(candidate.scores, self._rng)
 
@@ -290,6 +286,23 @@ class Speculation:
         stops, close_tag = self.config.stop, THINK_CLOSE if self._may_think else None
         carry = carry_for(stops, close_tag, self.prefix.data)
         return StepReader(max_tokens=n_tokens, stops=stops, close_tag=close_tag, carry=carry)
+
+    def _scores(self, drafted: ModelStep, read: ModelStep) -> StepScores:
+        """What is known of a candidate that both models hold."""
+        scores = StepScores(
+            n_tokens=len(read.tokens),
+            draft_semantic_prob=self._semantic_prob("draft", drafted),
+            target_semantic_prob=self._semantic_prob("target", read),
+            draft_logprobs=drafted.logprobs,
+            target_logprobs=read.logprobs,
+            target_in_top2=read.in_top2,
+        )
+        probe = self._joint_probe
+        if probe is None:
+            return scores
+        features = step_features(probe.features, scores, self.prefix.n_steps)
+        target, draft = read.states[probe.taps["target"]], drafted.states[probe.taps["draft"]]
+        return replace(scores, joint_semantic_prob=probe.semantic_prob(target, draft, features))
 
     def _semantic_prob(self, role: Role, step: ModelStep) -> float | None:
         probe = self._probes.get(role)

@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 from .errors import ConfigError, ModelError, ProbeError
 from .protocols import FloatArray
 
-Need = Literal["draft_semantic_prob", "target_semantic_prob", "draft_logprobs", "target_logprobs", "target_in_top2"]
+Need = Literal[
+    "draft_semantic_prob",
+    "target_semantic_prob",
+    "joint_semantic_prob",
+    "draft_logprobs",
+    "target_logprobs",
+    "target_in_top2",
+]
 
 Reason = Literal[
     # a policy's decisions
@@ -61,6 +68,7 @@ class StepScores:
     n_tokens: int
     draft_semantic_prob: float | None = None
     target_semantic_prob: float | None = None
+    joint_semantic_prob: float | None = None
     draft_logprobs: FloatArray | None = None
     target_logprobs: FloatArray | None = None
     target_in_top2: NDArray[np.bool_] | None = None
@@ -196,6 +204,19 @@ class SemanticTop2(Policy):
         return self._by_coin(ratio, draw)
 
 
+class SemanticJoint(Policy):
+    """Ours: one probe reads both models, and says what share of the target's steps here would mean the same."""
+
+    name = "semantic-joint"
+    summary = "Accept when the joint probe finds the step's meaning likely enough for the target."
+    needs = frozenset({"joint_semantic_prob"})
+    default_threshold = 0.5
+    threshold_range = (0.0, 1.0)
+
+    def _rule(self, scores: StepScores, draw: float) -> Decision:
+        return self._by_score(_known(scores.joint_semantic_prob))
+
+
 class LoglikRatio(Policy):
     """Score exp((sum lT - sum lD) / n_target_tokens): with one vocabulary, the geometric mean of the token ratios."""
 
@@ -272,7 +293,10 @@ class Never(Policy):
 
 POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
-    for policy in (SemanticRatio, SemanticGreedy, SemanticTop2, LoglikRatio, MeanLoglik, RandomRate, Always, Never)
+    for policy in (
+        *(SemanticRatio, SemanticGreedy, SemanticTop2, SemanticJoint),
+        *(LoglikRatio, MeanLoglik, RandomRate, Always, Never),
+    )
 }
 """Every policy by its name, in the order to show them."""
 
@@ -306,7 +330,7 @@ def _check_scores(policy: str, scores: StepScores, needs: frozenset[Need]) -> No
         value = getattr(scores, need)
         if value is None:
             raise ConfigError(f"policy {policy} needs {need}, which is not known here; choose another policy")
-        if need in ("draft_semantic_prob", "target_semantic_prob"):
+        if need in ("draft_semantic_prob", "target_semantic_prob", "joint_semantic_prob"):
             if not 0 <= value <= 1:
                 raise ProbeError(f"{need} is {value}; wanted a number from 0 to 1, so this probe cannot be trusted")
         elif len(value) == 0:

@@ -6,9 +6,9 @@ llama.cpp and onnxruntime, `testing` on scripts. Nothing heavy is imported here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,19 @@ Pooling = Literal["mean", "last"]
 Norm = Literal["pre", "post"]
 
 FloatArray = NDArray[np.float32]
+
+Feature = Literal[
+    "target_logprob_mean",
+    "target_logprob_min",
+    "draft_logprob_mean",
+    "target_top2_share",
+    "n_tokens",
+    "step_index",
+]
+"""Log-probabilities are natural, per token; the share is that of tokens among the target's two likeliest; `n_tokens`
+counts the target's tokens, `step_index` the steps before this one."""
+
+FEATURES: tuple[Feature, ...] = get_args(Feature)
 
 
 @dataclass(frozen=True, order=True)
@@ -135,6 +148,22 @@ class StepModel(Protocol):
 
     def rollback(self, n_past: int) -> None:
         """Forget every token from position `n_past` (at least 1) on."""
+        ...
+
+
+class JointProbe(Protocol):
+    """Reads pooled states of both models and features of a drafted step; see `features.step_features`."""
+
+    @property
+    def taps(self) -> Mapping[Role, TapPoint]: ...
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names from `features.FEATURES`."""
+        ...
+
+    def semantic_prob(self, target: StepStates, draft: StepStates, features: FloatArray) -> float:
+        """The share of the target's steps that mean the same, in [0, 1]; `features` float32 [k]."""
         ...
 
 

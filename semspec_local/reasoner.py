@@ -20,14 +20,15 @@ from .engine import Prompts, Speculation
 from .errors import ConfigError, ModelError, ProbeError
 from .modelinfo import ModelInfo
 from .policy import Policy, make_policy
-from .protocols import StepProbe
+from .protocols import TapPoint
 from .provenance import fingerprint_file, provenance
-from .roles import ROLES, Role
+from .roles import PROBE_ROLES, ROLES, ProbeRole, Role
 from .trace import StepRecord
 
 if TYPE_CHECKING:
     from .llama.chat import Prompt
     from .llama.session import LlamaStepModel
+    from .probes import OnnxJointProbe, OnnxProbe
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Sources:
 
     target: Path
     draft: Path | None = None
-    probes: Mapping[Role, Path] = field(default_factory=dict)
+    probes: Mapping[ProbeRole, Path] = field(default_factory=dict)
     pair: str | None = None
     system: str | None = None
     state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class Sources:
         from .probes import find_probe
 
         files = resolve(name or usual_pair())
-        found = {role: find_probe(files.name, role) for role in ROLES}
+        found = {role: find_probe(files.name, role) for role in PROBE_ROLES}
         return cls(
             target=files.target,
             draft=files.draft,
@@ -105,7 +106,9 @@ class Reasoner:
     def _check_sources(self) -> None:
         unused = sorted(set(self.sources.probes) - set(self._probe_roles()))
         if unused and self.sources.pair is None:
-            logger.warning("policy %s uses no probe for the %s", self.policy.name, " and the ".join(unused))
+            logger.warning(
+                "policy %s does not use the %s", self.policy.name, " and the ".join(map(_probe_name, unused))
+            )
         self._check_unused()
         if not self.policy.drafts:
             return
@@ -114,7 +117,7 @@ class Reasoner:
         missing = [role for role in self._probe_roles() if role not in self.sources.probes]
         if missing:
             raise ConfigError(
-                f"policy {self.policy.name} needs a probe for the {' and the '.join(missing)}; "
+                f"policy {self.policy.name} needs the {' and the '.join(map(_probe_name, missing))}; "
                 f"give {' and '.join(f'--{role}-probe' for role in missing)}, "
                 "or use a policy without probes, such as loglik-ratio"
             )
@@ -130,8 +133,8 @@ class Reasoner:
                     f"no probe at {self.sources.probes[role]}; check the path, or leave out --{role}-probe"
                 )
 
-    def _probe_roles(self) -> list[Role]:
-        return [role for role in ROLES if f"{role}_semantic_prob" in self.policy.needs]
+    def _probe_roles(self) -> list[ProbeRole]:
+        return [role for role in PROBE_ROLES if f"{role}_semantic_prob" in self.policy.needs]
 
     def _load(self, stack: ExitStack) -> None:
         from .llama.chat import ChatTemplate
@@ -139,17 +142,19 @@ class Reasoner:
         from .llama.session import LlamaStepModel
 
         self.infos: dict[Role, ModelInfo] = {}
-        self.probes: dict[Role, StepProbe] = {}
+        self.probes: dict[Role, OnnxProbe] = {}
+        self.joint_probe: OnnxJointProbe | None = None
         self._models: dict[Role, LlamaStepModel] = {}
         self._chats: dict[Role, ChatTemplate] = {}
         layers = {"target": self.models.n_gpu_layers, "draft": self.models.n_gpu_layers_draft}
+        models = {}
         for role in ROLES if self.policy.drafts else ROLES[:1]:
             path = self.sources.path(role)
             assert path is not None
-            model = stack.enter_context(LlamaModel(path, n_gpu_layers=layers[role]))
-            self.infos[role] = model.info()
-            if role in self._probe_roles():
-                self.probes[role] = self._probe(role, path)
+            models[role] = stack.enter_context(LlamaModel(path, n_gpu_layers=layers[role]))
+            self.infos[role] = models[role].info()
+        self._load_probes()
+        for role, model in models.items():
             n_ctx = min(self.models.n_ctx, model.n_ctx_train)
             if n_ctx < self.models.n_ctx != ModelConfig().n_ctx:  # nobody asked for the default
                 self._warn(f"the {role} was trained for {n_ctx:,} tokens of context; that is what it gets")
@@ -159,22 +164,37 @@ class Reasoner:
                     n_ctx=n_ctx,
                     n_threads=self.models.threads[role],
                     sampling=self.config.sampling,
-                    taps=[self.probes[role].tap] if role in self.probes else [],
+                    taps=self._taps(role),
                 )
             )
             self._chats[role] = ChatTemplate(model)
 
-    def _probe(self, role: Role, model_path: Path) -> StepProbe:
-        from .probes import load_probe
+    def _load_probes(self) -> None:
+        from .probes import load_joint_probe, load_probe
 
-        info = self.infos[role]
-        # A file requantized on this machine need not equal the one made elsewhere, bit for bit.
-        if not self.sources.state.get(role, {}).get("requantized"):
-            info = replace(info, fingerprint=fingerprint_file(model_path)["sha256"])
-        probe = load_probe(self.sources.probes[role], role, info)
-        for warning in probe.warnings:
+        known = {role: self._fingerprinted(role) for role in self.infos} if self._probe_roles() else {}
+        for role in ROLES:
+            if role in self._probe_roles():
+                self.probes[role] = load_probe(self.sources.probes[role], role, known[role])
+        if "joint" in self._probe_roles():
+            self.joint_probe = load_joint_probe(self.sources.probes["joint"], known)
+        loaded = [*self.probes.values(), *([self.joint_probe] if self.joint_probe is not None else [])]
+        for warning in (warning for probe in loaded for warning in probe.warnings):
             self._warn(warning)
-        return probe
+
+    def _taps(self, role: Role) -> list[TapPoint]:
+        """Where the probes read this model, each place once."""
+        taps = [self.probes[role].tap] if role in self.probes else []
+        taps += [self.joint_probe.taps[role]] if self.joint_probe is not None else []
+        return list(dict.fromkeys(taps))
+
+    def _fingerprinted(self, role: Role) -> ModelInfo:
+        # A file requantized on this machine need not equal the one made elsewhere, bit for bit.
+        if self.sources.state.get(role, {}).get("requantized"):
+            return self.infos[role]
+        path = self.sources.path(role)
+        assert path is not None
+        return replace(self.infos[role], fingerprint=fingerprint_file(path)["sha256"])
 
     def _warn(self, warning: str) -> None:
         self.warnings.append(warning)
@@ -199,13 +219,15 @@ class Reasoner:
         config = config or self.config
         if config.sampling != self.config.sampling:
             raise ConfigError("sampling is chosen when the models are loaded; load them again to sample otherwise")
+        policy = self._policy_for(config)
         return Speculation(
             self.prompts(question, system=system, template_options=template_options),
             target=self._models["target"],
             draft=self._models.get("draft"),
-            policy=self._policy_for(config),
+            policy=policy,
             config=config,
             probes=self.probes,
+            joint_probe=self.joint_probe if "joint_semantic_prob" in policy.needs else None,
             seed=check_seed(seed),
         )
 
@@ -250,8 +272,8 @@ class Reasoner:
         policy = make_policy(config.policy, config.threshold)
         if policy.drafts and not self.policy.drafts:
             raise ConfigError(f"policy {policy.name} needs a draft, and none was loaded for {self.policy.name}")
-        missing = [role for role in ROLES if f"{role}_semantic_prob" in policy.needs and role not in self.probes]
-        if missing:
+        loaded = {*self.probes, *(["joint"] if self.joint_probe is not None else [])}
+        if any(f"{role}_semantic_prob" in policy.needs for role in PROBE_ROLES if role not in loaded):
             raise ConfigError(f"policy {policy.name} needs probes, and none were loaded for {self.policy.name}")
         return policy
 
@@ -275,7 +297,7 @@ class Reasoner:
             "models_config": asdict(self.models),
             "pair": self.sources.pair,
             "models": {role: self._facts(role) for role in self._models},
-            "probes": {role: fingerprint_file(self.sources.probes[role]) for role in self.probes},
+            "probes": {role: fingerprint_file(self.sources.probes[role]) for role in self._probe_roles()},
             "warnings": self.warnings,
         }
 
@@ -294,6 +316,10 @@ class Reasoner:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _probe_name(role: ProbeRole) -> str:
+    return "joint probe" if role == "joint" else f"{role}'s probe"
 
 
 def new_seed() -> int:
@@ -334,6 +360,7 @@ def stats_of(speculation: Speculation, records: list[StepRecord]) -> dict[str, A
         "speculated": counters.n_proposed_steps > 0,
         "draft_semantic_prob_range": _range(records, "draft_semantic_prob"),
         "target_semantic_prob_range": _range(records, "target_semantic_prob"),
+        "joint_semantic_prob_range": _range(records, "joint_semantic_prob"),
     }
 
 

@@ -8,3 +8,8 @@ Role = Literal["target", "draft"]
 
 ROLES: tuple[Role, ...] = ("target", "draft")
 """Both roles, the target first: the order in which they are loaded, listed and seeded."""
+
+ProbeRole = Literal["target", "draft", "joint"]
+
+PROBE_ROLES: tuple[ProbeRole, ...] = ("target", "draft", "joint")
+"""What a probe reads: one of the models, or both."""

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from .protocols import ModelStep, StepStates, TapPoint
+from .protocols import FloatArray, ModelStep, StepStates, TapPoint
+from .roles import Role
 from .steps import StepReader
 
 EOG = 256
@@ -146,6 +147,21 @@ class ConstantProbe:
 
     def semantic_prob(self, states: StepStates) -> float:
         self.seen.append(states)
+        return self._probs.pop(0) if len(self._probs) > 1 else self._probs[0]
+
+
+class ConstantJointProbe:
+    """A joint probe that answers with one number, or with a list of numbers in turn and then its last."""
+
+    taps: Mapping[Role, TapPoint] = {"target": TAP, "draft": TAP}
+
+    def __init__(self, *probs: float, features: tuple[str, ...] = ()) -> None:
+        self._probs = list(probs)
+        self.features = features
+        self.seen: list[tuple[StepStates, StepStates, FloatArray]] = []
+
+    def semantic_prob(self, target: StepStates, draft: StepStates, features: FloatArray) -> float:
+        self.seen.append((target, draft, features))
         return self._probs.pop(0) if len(self._probs) > 1 else self._probs[0]
 
 

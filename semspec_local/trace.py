@@ -45,6 +45,7 @@ class StepRecord:
     n_draft_tokens: int | None = None
     draft_semantic_prob: float | None = None
     target_semantic_prob: float | None = None
+    joint_semantic_prob: float | None = None
     acceptance_ratio: float | None = None
     score: float | None = None
     threshold: float | None = None

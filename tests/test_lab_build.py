@@ -12,14 +12,17 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from semspec_local.errors import ConfigError
+from semspec_local.features import step_features
 from semspec_local.lab.cluster import ExactClusterer
 from semspec_local.lab.collection import StateKind, read_collection
-from semspec_local.lab.exam import examine
+from semspec_local.lab.exam import examine, predict_rows
+from semspec_local.lab.joint_rows import feature_rows
 from semspec_local.lab.labels import label_facts, make_labels, read_labels, taught_rows, write_labels
 from semspec_local.lab.split import split_by_problem
 from semspec_local.modelinfo import ModelInfo
-from semspec_local.probes import load_probe, read_probe_file
-from semspec_local.protocols import StepStates
+from semspec_local.policy import StepScores
+from semspec_local.probes import load_joint_probe, load_probe, read_probe_file
+from semspec_local.protocols import FEATURES, StepStates
 
 ROOT = Path(__file__).resolve().parent.parent
 N_EMBD = {"target": 8, "draft": 6}
@@ -281,7 +284,37 @@ def test_the_report_says_where_the_numbers_come_from(built):
     assert report["versions"]["torch"]
     assert "path" not in report["models"]["target"]
     assert str(ROOT) not in text
-    assert sorted(item.name for item in place.iterdir()) == ["draft.onnx", "report.json", "target.onnx"]
+    assert sorted(item.name for item in place.iterdir()) == ["draft.onnx", "joint.onnx", "report.json", "target.onnx"]
+
+
+def test_the_joint_probe_judges_drafted_steps_better_than_the_ratio(built, labelled):
+    place, report, _ = built
+    scores = report["decision"]["scores"]
+    assert scores["joint_semantic_prob"]["spearman"]["value"] > scores["acceptance_ratio"]["spearman"]["value"] + 0.2
+    assert report["probes"]["joint"]["test"]["r2"]["value"] > 0.3
+    collection = read_collection(labelled)
+    predicted = predict_rows(place / "joint.onnx", "joint", collection)
+    assert np.isnan(predicted[collection.writers == "target"]).all()
+    probe = load_joint_probe(place / "joint.onnx", collection.models)
+    assert probe.warnings == () and probe.features == FEATURES
+    assert probe.spec.evaluation["mse"] == report["probes"]["joint"]["test"]["mse"]["value"]
+    assert {role: tap.layer for role, tap in probe.taps.items()} == SIGNAL_LAYER
+
+
+def test_features_of_a_collection_are_those_of_a_run(labelled):
+    collection = read_collection(labelled)
+    row = int(np.flatnonzero(collection.writers == "draft")[3])
+    n = int(collection.n_tokens[row])
+
+    def mean(role):
+        return np.full(n, collection.feature(role, "logprob_mean")[row])
+
+    in_top2 = np.arange(n) < round(float(collection.feature("target", "top2_share")[row]) * n)
+    scores = StepScores(n, target_logprobs=mean("target"), draft_logprobs=mean("draft"), target_in_top2=in_top2)
+    names = [name for name in FEATURES if name != "target_logprob_min"]
+    expected = step_features(names, scores, collection.prefixes[row // (2 * N_SAMPLES)].step_index)
+    got = [feature_rows(collection, name)[row] for name in names]
+    np.testing.assert_allclose(got[:-3] + got[-2:], np.delete(expected, -3), rtol=1e-5)  # shares of 3 tokens are random
 
 
 def test_the_written_probes_run_and_know_their_facts(built, labelled):
@@ -353,7 +386,7 @@ def test_the_commands_label_train_and_evaluate(tmp_path):
     judged = run("evaluate", folder, "--probes", "probes/made-up", "--out", "judged.json")
     assert judged.returncode == 0, judged.stderr
     assert "target probe, draft_steps: r2 " in judged.stdout and "AUROC" in judged.stdout
-    assert json.loads((tmp_path / "judged.json").read_text())["probes"].keys() == {"target", "draft"}
+    assert json.loads((tmp_path / "judged.json").read_text())["probes"].keys() == {"target", "draft", "joint"}
     alpha = ("--alpha", "0.5", "--delta", "0.5")
     options = ("calibrate", folder, "--probes", "probes/made-up", "--policy", "semantic-greedy")
     refused = run(*options, "--alpha", "0.001")

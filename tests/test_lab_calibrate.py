@@ -123,7 +123,7 @@ NEEDED = {
 @given(st.sampled_from(sorted(POLICIES)), st.floats(0, 1), st.floats(0.01, 1), st.floats(0, 1))
 def test_a_chance_is_how_often_a_policy_accepts(name, target, draft, threshold):
     policy = make_policy(name, threshold if POLICIES[name].default_threshold is not None else None)
-    scores = StepScores(**NEEDED, target_semantic_prob=target, draft_semantic_prob=draft)
+    scores = StepScores(**NEEDED, target_semantic_prob=target, draft_semantic_prob=draft, joint_semantic_prob=target)
     draws = (np.arange(200) + 0.5) / 200
     accepted = np.mean([policy._rule(scores, draw).accepted for draw in draws])
     assert policy.chance(scores) == pytest.approx(accepted, abs=0.006)

@@ -118,7 +118,7 @@ LAYERS = [
     {"steps"},
     {"protocols"},
     {"policy", "bridge", "prefix"},
-    {"metrics"},
+    {"metrics", "features"},
     {"trace"},
     {"waiting", "candidate"},
     {"engine", "testing"},

@@ -19,7 +19,12 @@ PROB = st.floats(0, 1)
 LOGPROBS = st.lists(st.floats(-30, 0, width=32), min_size=1, max_size=8)
 SCORES = st.builds(
     lambda draft, target, draft_logprobs, tokens: scores(
-        draft, target, draft_logprobs, [logprob for logprob, _ in tokens], [top2 for _, top2 in tokens]
+        draft,
+        target,
+        draft_logprobs,
+        target_logprobs=[logprob for logprob, _ in tokens],
+        top2=[top2 for _, top2 in tokens],
+        joint=draft,
     ),
     PROB,
     PROB,
@@ -45,11 +50,13 @@ def scores(
     draft_logprobs: list[float] | None = None,
     target_logprobs: list[float] | None = None,
     top2: list[bool] | None = None,
+    joint: float | None = None,
 ) -> StepScores:
     return StepScores(
         n_tokens=len(target_logprobs or [0]),
         draft_semantic_prob=draft,
         target_semantic_prob=target,
+        joint_semantic_prob=joint,
         draft_logprobs=None if draft_logprobs is None else np.array(draft_logprobs, np.float32),
         target_logprobs=None if target_logprobs is None else np.array(target_logprobs, np.float32),
         target_in_top2=None if top2 is None else np.array(top2, np.bool_),
@@ -77,7 +84,7 @@ def test_a_decision_is_finite_and_from_the_closed_set(name: str, some: StepScore
     assert decision.threshold == make_policy(name).threshold
 
 
-@given(st.sampled_from(["semantic-greedy", "loglik-ratio", "mean-loglik"]), SCORES, st.floats(0, 1))
+@given(st.sampled_from(["semantic-greedy", "semantic-joint", "loglik-ratio", "mean-loglik"]), SCORES, st.floats(0, 1))
 def test_a_rule_without_a_coin_accepts_iff_its_score_reaches_the_threshold(
     name: str, some: StepScores, threshold: float
 ) -> None:

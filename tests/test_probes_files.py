@@ -13,9 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from semspec_local.errors import ProbeError
 from semspec_local.modelinfo import ModelInfo
-from semspec_local.probes import OnnxProbe, ProbeSpec, load_probe, read_probe_file
+from semspec_local.probes import OnnxProbe, ProbeSpec, load_joint_probe, load_probe, read_probe_file
+from semspec_local.probes.mlp import Mlp
 from semspec_local.probes.onnxfile import read_header
+from semspec_local.probes.runtime import input_widths
 from semspec_local.probes.spec import METADATA_KEY
+from semspec_local.probes.write import write_mlp_onnx
+from semspec_local.protocols import StepStates
 
 N_EMBD = 4
 INFO = ModelInfo(
@@ -234,11 +238,71 @@ def test_the_wrong_role_is_refused_before_the_graph_is_run(tmp_path):
     assert "role is 'draft'; this place wants 'target'" in refusal(path)
 
 
-def test_a_joint_probe_is_read_but_not_run(tmp_path):
-    file = read_probe_file(save(tmp_path, model(spec=replace(SPEC, role="joint"))))
-    assert file.spec.role == "joint"
-    with pytest.raises(ProbeError, match="joint probe; this version runs target and draft"):
-        OnnxProbe(file)
+def joint_spec(**changes) -> ProbeSpec:
+    reads = replace(SPEC, n_embd=3, model_name="little").reads()
+    return replace(SPEC, **{"role": "joint", "features": ("n_tokens",), "draft": reads, **changes})
+
+
+def joint_file(tmp_path, spec=None):
+    widths = (SPEC.n_embd, 3, 1)
+    rng = np.random.default_rng(0)
+    layers = [(rng.normal(size=(sum(widths), 1)).astype(np.float32), np.zeros(1, np.float32))]
+    mlp = Mlp(layers=layers, mean=np.zeros(sum(widths), np.float32), std=np.ones(sum(widths), np.float32))
+    states = rng.normal(size=(9, sum(widths))).astype(np.float32)
+    path = tmp_path / "joint.onnx"
+    write_mlp_onnx(path, mlp, spec or joint_spec(), states=states)
+    return path, mlp, states
+
+
+def test_a_joint_probe_reads_both_models_and_features(tmp_path):
+    path, mlp, states = joint_file(tmp_path)
+    infos = {"target": INFO, "draft": replace(INFO, n_embd=3, name="little")}
+    probe = load_joint_probe(path, infos)
+    assert probe.warnings == () and probe.features == ("n_tokens",)
+    assert probe.taps == {"target": SPEC.tap, "draft": SPEC.tap}
+    n = SPEC.n_embd
+    got = probe.predict(states[:, :n], states[:, n : n + 3], states[:, n + 3 :])
+    np.testing.assert_allclose(got, mlp.forward(states), atol=1e-6)
+    step = (
+        StepStates(before=states[0, :n], own=states[1:2, :n]),
+        StepStates(states[0, n : n + 3], states[1:2, n : n + 3]),
+    )
+    pooled = [part.pool(SPEC.window, SPEC.pooling) for part in step]
+    expected = mlp.forward(np.concatenate([*pooled, [4.0]])[None, :])[0]
+    assert probe.semantic_prob(*step, np.array([4.0], np.float32)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_joint_probe_belongs_to_a_pair(tmp_path):
+    path, *_ = joint_file(tmp_path)
+    with pytest.raises(ProbeError, match="the probe's n_embd is 3; the draft model"):
+        load_joint_probe(path, {"target": INFO, "draft": INFO})
+    for single in (lambda: OnnxProbe(read_probe_file(path)), lambda: load_probe(path, "target", INFO)):
+        with pytest.raises(ProbeError, match="joint probe"):
+            single()
+    with pytest.raises(ProbeError, match="a probe of the target alone"):
+        load_joint_probe(save(tmp_path, model()), {"target": INFO, "draft": INFO})
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"draft": None}, "draft is None; wanted an object with layer"),
+        ({"draft": {"layer": 1}}, "draft is"),
+        ({"features": ("n_tokens", "n_tokens")}, "each once"),
+        ({"features": ("colour",)}, "each once, of target_logprob_mean"),
+        ({"features": 3}, "a list"),
+        ({"role": "target"}, "only a joint probe has that"),
+    ],
+)
+def test_a_joint_spec_is_whole_or_refused(changes, wanted):
+    with pytest.raises(ProbeError, match=wanted):
+        joint_spec(**changes)
+
+
+def test_a_joint_spec_survives_json_and_may_read_no_features(tmp_path):
+    spec = joint_spec(features=())
+    assert ProbeSpec.from_json(spec.to_json()) == spec
+    assert input_widths(spec) == {"target_hidden": SPEC.n_embd, "draft_hidden": 3}
 
 
 def test_the_header_is_read_as_the_onnx_package_wrote_it():

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -15,9 +15,12 @@ from .. import pairs
 from ..errors import ConfigError, SemspecError
 from ..modelinfo import ModelInfo
 from ..protocols import Norm, Pooling, Window
-from ..roles import ROLES, Role
+from ..roles import PROBE_ROLES, ROLES, ProbeRole, Role
 from . import show
 from .probe_lab import calibrate, collect, evaluate, label, train
+
+if TYPE_CHECKING:
+    from ..probes import OnnxJointProbe, OnnxProbe
 
 _A_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _ROLE = click.Choice(ROLES)
@@ -130,6 +133,12 @@ def inspect(file: Path, as_json: bool) -> None:
     click.echo(f"{spec.role} probe for {_pairs({spec.model_name: spec.quantization, 'of': spec.architecture})}")
     click.echo(f"reads       layer {spec.layer} of {spec.n_layer} ({spec.norm} norm), width {spec.n_embd}")
     click.echo(f"pools       {spec.pooling} over the {spec.window} window")
+    if spec.role == "joint":
+        draft = spec.draft_spec
+        where = f"layer {draft.layer} of {draft.n_layer} ({draft.norm} norm), width {draft.n_embd}"
+        click.echo(f"and reads   {where}, of the draft {_pairs({draft.model_name: draft.quantization})}")
+        click.echo(f"and pools   {draft.pooling} over the {draft.window} window")
+        click.echo(f"features    {', '.join(spec.features) or 'none'}")
     click.echo(f"model file  sha256 {spec.fingerprint}")
     click.echo(f"this file   sha256 {found.fingerprint}")
     click.echo(
@@ -150,7 +159,7 @@ def _pairs(values: Any) -> str:
 @click.option("--force", is_flag=True, help="Replace a probe that you installed before.")
 def install(file: Path, pair: str | None, force: bool) -> None:
     """Put a probe into your own folder, where every run of that pair finds it before the shipped one."""
-    from ..probes import load_probe, read_probe_file, user_probe
+    from ..probes import load_joint_probe, load_probe, read_probe_file, user_probe
     from ..provenance import atomic_write
 
     name = pairs.load_manifest(pair or pairs.default_pair()).name
@@ -158,9 +167,11 @@ def install(file: Path, pair: str | None, force: bool) -> None:
     role = looked_at.spec.role
     if looked_at.header.external_files:
         raise ConfigError(f"{file} keeps weights in other files; make it one file with semspec-local probe convert")
-    if role not in ROLES:
-        raise ConfigError(f"{file} is a {role} probe; wanted one of the target or the draft")
-    loaded = load_probe(file, role, _model_info(pair, None, role))
+    loaded: OnnxProbe | OnnxJointProbe
+    if role == "joint":
+        loaded = load_joint_probe(file, {one: _model_info(pair, None, one) for one in ROLES})
+    else:
+        loaded = load_probe(file, role, _model_info(pair, None, role))
     place = user_probe(name, role)
     if place.exists() and not force:
         raise ConfigError(f"{place} is there already; --force replaces it")
@@ -175,7 +186,7 @@ def install(file: Path, pair: str | None, force: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 def list_command(as_json: bool) -> None:
     """List the probes of the known pairs: those that ship, and those that you installed."""
-    rows = [row for manifest in pairs.list_pairs() for role in ROLES for row in _rows(manifest.name, role)]
+    rows = [row for manifest in pairs.list_pairs() for role in PROBE_ROLES for row in _rows(manifest.name, role)]
     if as_json:
         click.echo(json.dumps(rows))
         return
@@ -184,7 +195,7 @@ def list_command(as_json: bool) -> None:
         click.echo(f"{row['pair']:<16} {row['role']:<7} {row['whose']:<8} {used:<16} {row['reads']:<28} {row['path']}")
 
 
-def _rows(pair: str, role: Role) -> list[dict[str, Any]]:
+def _rows(pair: str, role: ProbeRole) -> list[dict[str, Any]]:
     from ..probes import find_probe, read_probe_file, shipped_probe, user_probe
 
     used, rows = find_probe(pair, role), []

@@ -178,13 +178,14 @@ def evaluate(collection: Path, probes: Path, out: Path | None) -> None:
     from ..lab.exam import examine
     from ..lab.labels import read_labels
     from ..provenance import atomic_write
-    from ..roles import ROLES
+    from ..roles import PROBE_ROLES, ROLES
 
     rows = read_collection(collection)
-    report = examine({role: probes / f"{role}.onnx" for role in ROLES}, rows, read_labels(rows))
+    files = {role: path for role in PROBE_ROLES if (path := probes / f"{role}.onnx").exists() or role in ROLES}
+    report = examine(files, rows, read_labels(rows))
     if out:
         atomic_write(out, json.dumps({"command": command_line(), **report}, indent=2) + "\n")
-    for role in ROLES:
+    for role in files:
         for steps, found in report["probes"][role].items():
             numbers = (f"{name} {shown(found[name])}" for name in ("r2", "spearman", "auroc", "calibration_error"))
             click.echo(f"{role} probe, {steps}: {', '.join(numbers)} (n {found['n_steps']})")
@@ -200,7 +201,7 @@ def evaluate(collection: Path, probes: Path, out: Path | None) -> None:
     "--alpha", type=click.FloatRange(0, 1, True, True), default=0.05, help="Most errors among accepted steps."
 )
 @click.option("--delta", type=click.FloatRange(0, 1, True, True), default=0.1, help="Chance that this goes wrong.")
-@click.option("--save/--no-save", default=True, help="Write the threshold into the target's probe.")
+@click.option("--save/--no-save", default=True, help="Write the threshold into the target's probe (or the joint one).")
 def calibrate(collection: Path, probes: Path, policy: str, alpha: float, delta: float, save: bool) -> None:
     """Choose a policy's threshold so that few accepted steps are ones that the target would not write.
 
@@ -214,10 +215,10 @@ def calibrate(collection: Path, probes: Path, policy: str, alpha: float, delta: 
     from ..lab.labels import read_labels
     from ..probes import read_probe_file
     from ..probes.write import rewrite_spec
-    from ..roles import ROLES
+    from ..roles import PROBE_ROLES
 
     rows, needs = read_collection(collection), POLICIES[policy].needs
-    paths = {role: probes / f"{role}.onnx" for role in ROLES if f"{role}_semantic_prob" in needs}
+    paths = {role: probes / f"{role}.onnx" for role in PROBE_ROLES if f"{role}_semantic_prob" in needs}
     predicted = {role: predict_rows(path, role, rows) for role, path in paths.items()}
     found = calibrate_policy(policy, rows, read_labels(rows), predicted, alpha=alpha, delta=delta)
     seen = f"{found.n_steps} drafted steps of {found.n_problems} problems"
@@ -230,11 +231,12 @@ def calibrate(collection: Path, probes: Path, policy: str, alpha: float, delta: 
         f"{policy} --threshold {found.threshold:g}: accepts {found.acceptance:.1%}, {found.risk:.1%} of that in error "
         f"(at most {found.bound:.1%} with confidence {1 - delta:g}; {seen})"
     )
-    if save and "target" in paths:
-        spec = read_probe_file(paths["target"]).spec
+    holder = paths.get("joint") or paths.get("target")
+    if save and holder is not None:
+        spec = read_probe_file(holder).spec
         others = [old for old in spec.calibrations if (old["policy"], old["alpha"]) != (policy, alpha)]
-        rewrite_spec(paths["target"], replace(spec, calibrations=(*others, found.to_json())))
-        click.echo(f"saved in {paths['target']}", err=True)
+        rewrite_spec(holder, replace(spec, calibrations=(*others, found.to_json())))
+        click.echo(f"saved in {holder}", err=True)
 
 
 def shown(interval: dict[str, float | None]) -> str:

@@ -20,7 +20,7 @@ from ..errors import ConfigError, SemspecError
 from ..interrupts import HeldInterrupt
 from ..policy import make_policy
 from ..reasoner import Reasoner, RunResult, Sources, new_seed, result_of
-from ..roles import ROLES, Role
+from ..roles import PROBE_ROLES, ProbeRole
 from ..trace import RunSummary, StepRecord, TraceWriter
 from . import INTERRUPTED, show
 from .options import config_options, configs, json_object
@@ -39,6 +39,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("-md", "--model-draft", "--draft-model", "--draft", "draft", type=_FILE, help="The draft, a GGUF file.")
 @click.option("--target-probe", type=_FILE, help="The target's probe, an ONNX file. Default: the pair's own.")
 @click.option("--draft-probe", type=_FILE, help="The draft's probe, an ONNX file. Default: the pair's own.")
+@click.option("--joint-probe", type=_FILE, help="The probe of both, an ONNX file. Default: the pair's own.")
 @config_options(RunConfig, SamplingConfig, ModelConfig)
 @click.option(
     "--min-acceptance-ratio",
@@ -129,14 +130,15 @@ def _calibrated(alpha: float, config: RunConfig, sources: Sources) -> float:
 
     if config.threshold is not None:
         raise ConfigError("--max-accept-error chooses the threshold; leave out --threshold")
-    path = sources.probes.get("target")
+    role: ProbeRole = "joint" if "joint_semantic_prob" in make_policy(config.policy).needs else "target"
+    path = sources.probes.get(role)
     known = read_probe_file(path).spec.calibrations if path is not None else ()
     of_policy = {float(one["alpha"]): one["threshold"] for one in known if one["policy"] == config.policy}
     kept = [a for a in of_policy if a <= alpha and of_policy[a] is not None]
     if not kept:
         have = ", ".join(f"{a:g}" for a in sorted(of_policy)) or "none"
         raise ConfigError(
-            f"--max-accept-error is {alpha:g}; the target's probe holds thresholds of {config.policy} for: {have}. "
+            f"--max-accept-error is {alpha:g}; the probe holds thresholds of {config.policy} for: {have}. "
             "Make one with semspec-local probe calibrate"
         )
     return float(of_policy[max(kept)])
@@ -179,7 +181,7 @@ def _refuse_to_overwrite(trace: Path, inputs: Iterable[Path | None]) -> None:
 
 
 def _sources(options: dict[str, Any]) -> Sources:
-    probes: dict[Role, Path] = {role: options[f"{role}_probe"] for role in ROLES if options[f"{role}_probe"]}
+    probes = {role: options[f"{role}_probe"] for role in PROBE_ROLES if options[f"{role}_probe"]}
     target, draft = options["target"], options["draft"]
     if target is None and draft is None:
         found = Sources.from_pair(options["pair"])

@@ -57,6 +57,8 @@ def _verdict(record: StepRecord) -> str:
     parts: list[str] = ["in place of the rejected one" if record.reason == "rejected" else record.reason]
     if record.draft_semantic_prob is not None and record.target_semantic_prob is not None:
         parts.append(f"draft {record.draft_semantic_prob:.2f} target {record.target_semantic_prob:.2f}")
+    if record.joint_semantic_prob is not None:
+        parts.append(f"joint {record.joint_semantic_prob:.2f}")
     if record.score is not None and record.threshold is not None:
         parts.append(f"score {record.score:.2f} threshold {record.threshold:g}")
     return ", ".join(parts)
@@ -79,7 +81,7 @@ def statistics(result: RunResult) -> str:
     parts.append(f"tokens: {written}{forced}")
     tps = stats["decode_tps"]
     parts.append(f"{stats['wall_s']:.1f} s" + (f", {tps:.1f} tokens/s" if tps is not None else ""))
-    ranges = [(role, stats[f"{role}_semantic_prob_range"]) for role in ("draft", "target")]
+    ranges = [(role, stats[f"{role}_semantic_prob_range"]) for role in ("draft", "target", "joint")]
     known = [f"{role} {low:.2f}-{high:.2f}" for role, (low, high) in ((r, v) for r, v in ranges if v is not None)]
     if known:
         parts.append("semantic probability: " + ", ".join(known))

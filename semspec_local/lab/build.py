@@ -9,7 +9,7 @@ import json
 import platform
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,15 @@ from numpy.typing import NDArray
 from ..errors import ConfigError
 from ..probes.spec import ProbeSpec
 from ..probes.write import write_mlp_onnx
-from ..roles import ROLES
+from ..roles import ROLES, ProbeRole, Role
 from . import evaluate
-from .collection import Collection, read_collection
+from .collection import Collection, StateKind, read_collection
 from .exam import decision
+from .joint import TrainedJoint, train_joint
+from .joint_rows import judged_rows
 from .labels import RECIPES, Labels, label_facts, read_labels, taught_rows
 from .split import PARTS, Split, split_by_problem
-from .train import TrainConfig, TrainedProbe, train_probe
+from .train import FittedHead, TrainConfig, TrainedProbe, kind_line, train_probe
 
 REPORT_VERSION = 1
 
@@ -42,7 +44,7 @@ def build_probes(
     n_resamples: int = evaluate.N_RESAMPLES,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Train, test and write `<out>/<pair>/{target,draft}.onnx` and `report.json`; return the report.
+    """Train, test and write `<out>/<pair>/{target,draft,joint}.onnx` and `report.json`; return the report.
 
     `folder` is a collection with labels. The probes are written only after both were trained and tested.
     Raises ConfigError for a collection that cannot be used, ProbeError when ONNX does not compute what torch did.
@@ -59,20 +61,29 @@ def build_probes(
     report = _report_head(collection, labels, split, config, command)
     for role, probe in probes.items():
         report["probes"][role] = _test_probe(collection, labels, split, probe, predicted[role], n_resamples, config)
+    joint = train_joint(collection, labels, split, {r: p.kind for r, p in probes.items()}, config, say=say)
+    predicted_joint = joint.predict(collection)
+    report["probes"]["joint"] = _test_joint(collection, labels, split, joint, predicted_joint, n_resamples, config)
     in_test = split.mask("test", collection.problem_ids)
-    report["decision"] = decision(collection, labels, predicted, in_test, n_resamples=n_resamples, seed=config.seed)
+    said: dict[ProbeRole, NDArray[np.float64]] = {"joint": predicted_joint}
+    said |= {role: predicted[role] for role in ROLES}
+    report["decision"] = decision(collection, labels, said, in_test, n_resamples=n_resamples, seed=config.seed)
     place = Path(out) / collection.pair
-    for role, probe in probes.items():
-        spec = _spec(collection, labels, config, probe, sizes, report["probes"][role]["test"])
+    heads: dict[ProbeRole, Any] = {
+        role: (probe.head, probe.kind, probe.n_rows, probe.validation_states) for role, probe in probes.items()
+    }
+    heads["joint"] = joint.head, joint.kinds["target"], joint.n_rows, joint.validation_rows
+    for name, (head, kind, n_rows, states) in heads.items():
+        facts = (collection, labels, config, head, sizes, n_rows, report["probes"][name]["test"])
+        spec = _spec("draft" if name == "draft" else "target", kind, *facts)
+        if name == "joint":
+            reads = _spec("draft", joint.kinds["draft"], *facts).reads()
+            spec = replace(spec, role="joint", features=joint.features, draft=reads)
         difference = write_mlp_onnx(
-            place / f"{role}.onnx",
-            probe.head.mlp,
-            spec,
-            states=probe.validation_states,
-            expected=probe.head.validation_probs,
+            place / f"{name}.onnx", head.mlp, spec, states=states, expected=head.validation_probs
         )
-        report["probes"][role]["onnx_parity_max_difference"] = difference
-        say(f"{role}: wrote {place / f'{role}.onnx'}, largest difference to torch {difference:.1e}")
+        report["probes"][name]["onnx_parity_max_difference"] = difference
+        say(f"{name}: wrote {place / f'{name}.onnx'}, largest difference to torch {difference:.1e}")
     _write_json(place / "report.json", report)
     return report
 
@@ -111,6 +122,33 @@ def _test_probe(
     }
 
 
+def _test_joint(
+    collection: Collection,
+    labels: Labels,
+    split: Split,
+    joint: TrainedJoint,
+    predicted: NDArray[np.float64],
+    n_resamples: int,
+    config: TrainConfig,
+) -> dict[str, Any]:
+    rows = split.mask("test", collection.problem_ids) & judged_rows(collection)
+    share, problems = labels.target_share[rows], collection.problem_ids[rows]
+    if not rows.any():
+        raise ConfigError("no step of the draft is left in the test part; collect more problems")
+    constant = np.full(len(share), joint.train_label_mean)
+    seed = config.seed
+    return {
+        "reads": {role: kind_line(kind) for role, kind in joint.kinds.items()},
+        "features": list(joint.features),
+        "chosen": min(joint.sweep, key=lambda line: line["validation_mse"]),
+        "n_rows": {**joint.n_rows, "test": int(rows.sum())},
+        "test": evaluate.probe_quality(share, predicted[rows], problems, seed=seed, n_resamples=n_resamples),
+        "test_constant": evaluate.probe_quality(share, constant, problems, seed=seed, n_resamples=n_resamples),
+        "n_fits": len(joint.sweep),
+        "sweep": list(joint.sweep),
+    }
+
+
 def _best_settings(sweep: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The best fit of every kind of state and head, the best of all first."""
     best: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -120,22 +158,25 @@ def _best_settings(sweep: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _spec(
+    role: Role,
+    kind: StateKind,
     collection: Collection,
     labels: Labels,
     config: TrainConfig,
-    probe: TrainedProbe,
+    head: FittedHead,
     n_problems: dict[str, int],
+    n_rows: dict[str, int],
     quality: dict[str, evaluate.Interval],
 ) -> ProbeSpec:
-    info = collection.models[probe.role]
+    info = collection.models[role]
     if info.fingerprint is None:
-        raise ConfigError(f"the collection has no fingerprint of the {probe.role}; wanted the sha256 of its GGUF")
+        raise ConfigError(f"the collection has no fingerprint of the {role}; wanted the sha256 of its GGUF")
     return ProbeSpec(
-        role=probe.role,
-        layer=probe.kind.layer,
-        norm=probe.kind.norm,
-        pooling=probe.kind.pooling,
-        window=probe.kind.window,
+        role=role,
+        layer=kind.layer,
+        norm=kind.norm,
+        pooling=kind.pooling,
+        window=kind.window,
         n_embd=info.n_embd,
         n_layer=info.n_layer,
         architecture=info.architecture,
@@ -149,11 +190,11 @@ def _spec(
             "label": RECIPES[config.recipe],
             "clusterer": labels.clusterer,
             "split": {"by": "problem", "seed": config.seed, "n_problems": n_problems},
-            "n_rows": probe.n_rows,
-            "head": probe.head.head,
+            "n_rows": n_rows,
+            "head": head.head,
             "loss": config.loss,
             "seed": config.seed,
-            "n_epochs": probe.head.n_epochs,
+            "n_epochs": head.n_epochs,
         },
         evaluation=evaluate.values_only(quality),
     )

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..policy import StepScores, make_policy
-from ..roles import ROLES, Role
+from ..roles import ROLES, ProbeRole
 from .collection import Collection
 from .labels import Labels
 
@@ -155,14 +155,14 @@ def calibrate_policy(
     name: str,
     collection: Collection,
     labels: Labels,
-    predicted: Mapping[Role, Floats],
+    predicted: Mapping[ProbeRole, Floats],
     *,
     alpha: float,
     delta: float,
 ) -> Calibration:
     """`calibrate` a policy on the draft-written steps of a labelled collection.
 
-    `predicted` has the semantic probabilities of both probes on every row, float64 [n_rows], if the policy needs them.
+    `predicted` has the semantic probabilities of the probes on every row, float64 [n_rows], if the policy needs them.
     Raises ConfigError for a policy without a threshold, or with one that says nothing of steps (`random`).
     """
     policy = make_policy(name)
@@ -188,7 +188,9 @@ def calibrate_policy(
     )
 
 
-def _scores(collection: Collection, predicted: Mapping[Role, Floats], rows: NDArray[np.intp]) -> Iterator[StepScores]:
+def _scores(
+    collection: Collection, predicted: Mapping[ProbeRole, Floats], rows: NDArray[np.intp]
+) -> Iterator[StepScores]:
     """What a policy would be given; of log-probabilities the means are stored, and they are all that policies read."""
     top2_share = collection.feature("target", "top2_share")
     means = {role: collection.feature(role, "logprob_mean") for role in ROLES}
@@ -200,6 +202,7 @@ def _scores(collection: Collection, predicted: Mapping[Role, Floats], rows: NDAr
             n_tokens=n,
             draft_semantic_prob=float(predicted["draft"][row]) if "draft" in predicted else None,
             target_semantic_prob=float(predicted["target"][row]) if "target" in predicted else None,
+            joint_semantic_prob=float(predicted["joint"][row]) if "joint" in predicted else None,
             draft_logprobs=np.full(n, means["draft"][row], np.float32),
             target_logprobs=np.full(n, means["target"][row], np.float32),
             target_in_top2=in_top2,

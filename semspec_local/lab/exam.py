@@ -14,17 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
-from ..probes import load_probe
-from ..roles import ROLES, Role
+from ..probes import ProbeSpec, load_joint_probe, load_probe
+from ..roles import ROLES, ProbeRole, Role
 from . import evaluate
 from .collection import Collection, StateKind
+from .joint_rows import joined, judged_rows
 from .labels import Labels
 
 N_CURVE_BINS = 10
 
 
 def examine(
-    probes: Mapping[Role, Path],
+    probes: Mapping[ProbeRole, Path],
     collection: Collection,
     labels: Labels,
     *,
@@ -44,7 +45,7 @@ def examine(
         "clusterer": labels.clusterer,
         "probes": {},
     }
-    predicted: dict[Role, NDArray[np.float64]] = {}
+    predicted: dict[ProbeRole, NDArray[np.float64]] = {}
     for role in ROLES:
         predicted[role] = predict_rows(probes[role], role, collection)
         share = labels.share("joint", role)
@@ -53,6 +54,11 @@ def examine(
             for writer in ROLES
             if (rows := usable & (collection.writers == writer)).any()
         }
+    if "joint" in probes:
+        predicted["joint"] = predict_rows(probes["joint"], "joint", collection)
+        judged = usable & (collection.writers == "draft")
+        found = _quality(labels.target_share, predicted["joint"], collection, judged, seed, n_resamples)
+        report["probes"]["joint"] = {"draft_steps": found}
     report["decision"] = decision(collection, labels, predicted, usable, n_resamples=n_resamples, seed=seed)
     return report
 
@@ -60,7 +66,7 @@ def examine(
 def decision(
     collection: Collection,
     labels: Labels,
-    predicted: Mapping[Role, NDArray[np.float64]],
+    predicted: Mapping[ProbeRole, NDArray[np.float64]],
     rows: NDArray[np.bool_],
     *,
     n_resamples: int,
@@ -78,6 +84,7 @@ def decision(
         evaluate.RATIO: ratio,
         "draft_semantic_prob": draft,
         "target_semantic_prob": target,
+        **({"joint_semantic_prob": predicted["joint"][rows]} if "joint" in predicted else {}),
         **{f"target_{name}": feature.astype(np.float64) for name, feature in features.items()},
         "logprob_mean_target_minus_draft": difference.astype(np.float64),
         "fewer_tokens": -collection.n_tokens[rows].astype(np.float64),
@@ -93,11 +100,13 @@ def decision(
     }
 
 
-def predict_rows(path: Path, role: Role, collection: Collection) -> NDArray[np.float64]:
-    """A probe's output on every row, float64 [n_rows]; NaN on empty steps.
+def predict_rows(path: Path, role: ProbeRole, collection: Collection) -> NDArray[np.float64]:
+    """A probe's output on every row, float64 [n_rows]; NaN on empty steps, and a joint one's on steps of the target.
 
     Raises ConfigError when the collection lacks the states that the probe reads.
     """
+    if role == "joint":
+        return _predict_joint(path, collection)
     usable = collection.n_tokens > 0
     probe = load_probe(path, role, collection.models[role])
     spec = probe.spec
@@ -108,6 +117,21 @@ def predict_rows(path: Path, role: Role, collection: Collection) -> NDArray[np.f
         )
     probs = np.full(len(usable), np.nan)
     probs[usable] = probe.predict(collection.states(role, kind)[usable])
+    return probs
+
+
+def _predict_joint(path: Path, collection: Collection) -> NDArray[np.float64]:
+    probe = load_joint_probe(path, collection.models)
+    specs: dict[Role, ProbeSpec] = {"target": probe.spec, "draft": probe.draft_spec}
+    kinds = {role: StateKind(spec.layer, spec.window, spec.pooling, spec.norm) for role, spec in specs.items()}
+    for role in ROLES:
+        if kinds[role] not in collection.kinds(role):
+            raise ConfigError(
+                f"{collection.folder} has no states {kinds[role].tensor(role)}, which {path} reads; collect them too"
+            )
+    rows = judged_rows(collection)
+    probs = np.full(len(rows), np.nan)
+    probs[rows] = probe.predict_rows(joined(collection, kinds, probe.features)[rows])
     return probs
 
 

@@ -100,6 +100,16 @@ class FittedHead:
         """Semantic probabilities [n] of pooled states float32 [n, n_embd]."""
         return self.mlp.forward(states)
 
+    def line(self) -> dict[str, Any]:
+        """What a sweep's table says of it."""
+        return {
+            "head": self.head,
+            "penalty" if self.head == "linear" else "learning_rate": self.setting,
+            "n_epochs": self.n_epochs,
+            "train_mse": self.train_mse,
+            "validation_mse": self.validation_mse,
+        }
+
 
 @dataclass(frozen=True)
 class TrainedProbe:
@@ -112,6 +122,11 @@ class TrainedProbe:
     sweep: tuple[dict[str, Any], ...]
     n_rows: dict[str, int]
     train_label_mean: float
+
+
+def kind_line(kind: StateKind) -> dict[str, Any]:
+    """What a sweep's table says of the states that were read."""
+    return {"layer": kind.layer, "norm": kind.norm, "window": kind.window, "pooling": kind.pooling}
 
 
 def train_probe(
@@ -135,8 +150,8 @@ def train_probe(
     for kind in collection.kinds(role):
         states = collection.states(role, kind)
         train, validation = (Rows(states[mask], share[mask].astype(np.float32)) for mask in masks.values())
-        for fitted in _fit_all(train, validation, config):
-            sweep.append(_sweep_line(kind, fitted))
+        for fitted in fit_all(train, validation, config):
+            sweep.append({**kind_line(kind), **fitted.line()})
             if best is None or fitted.validation_mse < best[1].validation_mse:
                 best = kind, fitted
         say(f"{role} {kind.tensor(role)}: best validation MSE so far {best[1].validation_mse:.4f}" if best else "")
@@ -154,7 +169,8 @@ def train_probe(
     )
 
 
-def _fit_all(train: Rows, validation: Rows, config: TrainConfig) -> list[FittedHead]:
+def fit_all(train: Rows, validation: Rows, config: TrainConfig) -> list[FittedHead]:
+    """One fit per head and setting."""
     return [
         fit_head(train, validation, head=head, setting=setting, config=config)
         for head in config.heads
@@ -259,17 +275,3 @@ def _layers(net: Sequence[Any]) -> list[Layer]:
         for part in net
         if isinstance(part, nn.Linear)
     ]
-
-
-def _sweep_line(kind: StateKind, fitted: FittedHead) -> dict[str, Any]:
-    return {
-        "layer": kind.layer,
-        "norm": kind.norm,
-        "window": kind.window,
-        "pooling": kind.pooling,
-        "head": fitted.head,
-        "penalty" if fitted.head == "linear" else "learning_rate": fitted.setting,
-        "n_epochs": fitted.n_epochs,
-        "train_mse": fitted.train_mse,
-        "validation_mse": fitted.validation_mse,
-    }

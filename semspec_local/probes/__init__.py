@@ -3,7 +3,26 @@
 onnxruntime is loaded when a probe is opened, not when this package is imported; torch never is.
 """
 
-from .runtime import OnnxProbe, find_probe, load_probe, read_probe_file, shipped_probe, user_probe
+from .runtime import (
+    OnnxJointProbe,
+    OnnxProbe,
+    find_probe,
+    load_joint_probe,
+    load_probe,
+    read_probe_file,
+    shipped_probe,
+    user_probe,
+)
 from .spec import ProbeSpec
 
-__all__ = ["OnnxProbe", "ProbeSpec", "find_probe", "load_probe", "read_probe_file", "shipped_probe", "user_probe"]
+__all__ = [
+    "OnnxJointProbe",
+    "OnnxProbe",
+    "ProbeSpec",
+    "find_probe",
+    "load_joint_probe",
+    "load_probe",
+    "read_probe_file",
+    "shipped_probe",
+    "user_probe",
+]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +25,7 @@ from .onnxfile import OnnxHeader, read_header
 from .spec import METADATA_KEY, ProbeSpec
 
 INPUT_NAME, OUTPUT_NAME = "hidden", "semantic_prob"
+JOINT_INPUTS = ("target_hidden", "draft_hidden", "features")
 PROB_TOLERANCE = 1e-6
 """How far outside [0, 1] rounding may put a probability; it is clipped then."""
 
@@ -64,23 +66,66 @@ class ProbeFile:
     fingerprint: str
 
 
-class OnnxProbe:
+class _OnnxFile:
+    """An opened probe: named rows in, probabilities out."""
+
+    def __init__(self, file: ProbeFile, warnings: tuple[str, ...]) -> None:
+        """Raise ProbeError when onnxruntime cannot load the file, or its inputs and outputs are not a probe's."""
+        self.path = file.path
+        self.spec = file.spec
+        self.fingerprint = file.fingerprint
+        self.warnings = warnings
+        self._widths = input_widths(file.spec)
+        self._session = _open_probe(file)
+        self._row_by_row = _check_signature(file.path, self._widths, self._session)
+        self._probs({name: np.zeros((1, width), np.float32) for name, width in self._widths.items()})
+
+    def predict_rows(self, rows: FloatArray) -> FloatArray:
+        """Probabilities float32 [n] of rows float32 [n, width] in which all inputs stand side by side."""
+        edges = np.cumsum([0, *self._widths.values()])
+        return self._probs({name: rows[:, a:b] for name, a, b in zip(self._widths, edges, edges[1:])})
+
+    def _probs(self, inputs: Mapping[str, FloatArray]) -> FloatArray:
+        """Probabilities float32 [n] of rows float32 [n, width], by the names of the inputs."""
+        for name, rows in inputs.items():
+            if rows.ndim != 2 or rows.shape[1] != self._widths[name]:
+                what = "hidden states" if "hidden" in name else name
+                raise ProbeError(f"{self.path}: {what} are {list(rows.shape)}; wanted [n, {self._widths[name]}]")
+            if not np.isfinite(rows).all():
+                what = "hidden states" if "hidden" in name else name
+                raise ProbeError(f"{self.path}: {what} hold NaN or infinity; wanted finite numbers")
+        ready = {name: np.ascontiguousarray(rows, dtype=np.float32) for name, rows in inputs.items()}
+        n = len(next(iter(ready.values())))
+        edges = range(n) if self._row_by_row else ([0] if n else [])
+        size = 1 if self._row_by_row else n
+        results = [self._run({name: rows[at : at + size] for name, rows in ready.items()}, size) for at in edges]
+        return np.concatenate(results) if results else np.zeros(0, np.float32)
+
+    def _run(self, inputs: Mapping[str, FloatArray], n: int) -> FloatArray:
+        try:
+            result = np.asarray(self._session.run([OUTPUT_NAME], dict(inputs))[0])
+        except Exception as error:  # onnxruntime's errors share no base of their own
+            raise ProbeError(f"{self.path}: onnxruntime cannot run it: {one_line(error)}") from None
+        if result.dtype != np.float32 or result.shape not in ((n,), (n, 1)):
+            _refuse_signature(self.path, self._widths, f"its output is {result.dtype}{list(result.shape)}")
+        probs = result.reshape(-1)
+        bad = ~(np.isfinite(probs) & (probs >= -PROB_TOLERANCE) & (probs <= 1 + PROB_TOLERANCE))
+        if bad.any():
+            raise ProbeError(f"{self.path}: it gave {probs[bad][0]} for a probability; wanted a number from 0 to 1")
+        return np.asarray(np.clip(probs, 0, 1), dtype=np.float32)
+
+
+class OnnxProbe(_OnnxFile):
     """A `protocols.StepProbe` on onnxruntime, for one model.
 
     `warnings` are the lesser differences between the probe's model and the one it was loaded for.
     """
 
     def __init__(self, file: ProbeFile, *, warnings: tuple[str, ...] = ()) -> None:
-        """Raise ProbeError when onnxruntime cannot load the file, or its inputs and outputs are not a probe's."""
+        """Raise ProbeError for a joint probe, and as its base does."""
         if file.spec.role == "joint":
-            raise ProbeError(f"{file.path} is a joint probe; this version runs target and draft probes")
-        self.path = file.path
-        self.spec = file.spec
-        self.fingerprint = file.fingerprint
-        self.warnings = warnings
-        self._session = _open_probe(file)
-        self._row_by_row = _check_signature(file, self._session)
-        self.predict(np.zeros((1, self.spec.n_embd), np.float32))
+            raise ProbeError(f"{file.path} is a joint probe; wanted one that reads the target or the draft alone")
+        super().__init__(file, warnings)
 
     @property
     def tap(self) -> TapPoint:
@@ -95,33 +140,61 @@ class OnnxProbe:
 
         Raises ProbeError for states of another width, and for results that are no probabilities.
         """
-        if hidden.ndim != 2 or hidden.shape[1] != self.spec.n_embd:
-            raise ProbeError(f"{self.path}: hidden states are {list(hidden.shape)}; wanted [n, {self.spec.n_embd}]")
-        if not np.isfinite(hidden).all():
-            raise ProbeError(f"{self.path}: hidden states hold NaN or infinity; wanted finite numbers")
-        rows = np.ascontiguousarray(hidden, dtype=np.float32)
-        parts = [rows[at : at + 1] for at in range(len(rows))] if self._row_by_row else [rows]
-        results = [self._run(part) for part in parts]
-        return np.concatenate(results) if results else np.zeros(0, np.float32)
+        return self._probs({INPUT_NAME: hidden})
 
-    def _run(self, rows: FloatArray) -> FloatArray:
-        try:
-            result = np.asarray(self._session.run([OUTPUT_NAME], {INPUT_NAME: rows})[0])
-        except Exception as error:  # onnxruntime's errors share no base of their own
-            raise ProbeError(f"{self.path}: onnxruntime cannot run it: {one_line(error)}") from None
-        if result.dtype != np.float32 or result.shape not in ((len(rows),), (len(rows), 1)):
-            _refuse_signature(self.path, self.spec.n_embd, f"its output is {result.dtype}{list(result.shape)}")
-        probs = result.reshape(-1)
-        bad = ~(np.isfinite(probs) & (probs >= -PROB_TOLERANCE) & (probs <= 1 + PROB_TOLERANCE))
-        if bad.any():
-            raise ProbeError(f"{self.path}: it gave {probs[bad][0]} for a probability; wanted a number from 0 to 1")
-        return np.asarray(np.clip(probs, 0, 1), dtype=np.float32)
+
+class OnnxJointProbe(_OnnxFile):
+    """A `protocols.JointProbe` on onnxruntime, for one pair."""
+
+    def __init__(self, file: ProbeFile, *, warnings: tuple[str, ...] = ()) -> None:
+        """Raise ProbeError for a probe of one model, and as its base does."""
+        if file.spec.role != "joint":
+            raise ProbeError(f"{file.path} is a probe of the {file.spec.role} alone; wanted a joint one")
+        self.draft_spec = file.spec.draft_spec
+        super().__init__(file, warnings)
+
+    @property
+    def taps(self) -> dict[Role, TapPoint]:
+        return {"target": self.spec.tap, "draft": self.draft_spec.tap}
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return tuple(self.spec.features)
+
+    def semantic_prob(self, target: StepStates, draft: StepStates, features: FloatArray) -> float:
+        """The share of the target's steps that mean the same as this one; `features` float32 [k]."""
+        pooled = target.pool(self.spec.window, self.spec.pooling)
+        pooled_draft = draft.pool(self.draft_spec.window, self.draft_spec.pooling)
+        return float(self.predict(pooled[None, :], pooled_draft[None, :], features[None, :])[0])
+
+    def predict(self, target: FloatArray, draft: FloatArray, features: FloatArray) -> FloatArray:
+        """Probabilities float32 [n] of pooled states [n, n_embd] of both models, and features [n, k]."""
+        given = dict(zip(JOINT_INPUTS, (target, draft, features)))
+        return self._probs({name: given[name] for name in self._widths})
+
+
+def input_widths(spec: ProbeSpec) -> dict[str, int]:
+    """A probe's inputs and their widths; a joint one that reads no features has no such input."""
+    if spec.role != "joint":
+        return {INPUT_NAME: spec.n_embd}
+    widths = dict(zip(JOINT_INPUTS, (spec.n_embd, spec.draft_spec.n_embd, len(spec.features))))
+    return {name: width for name, width in widths.items() if width}
 
 
 def load_probe(path: Path | str, role: Role, info: ModelInfo) -> OnnxProbe:
     """Open a probe to read `info` as `role`; ProbeError (exit code 4) says in one line why that cannot be."""
     file = read_probe_file(path)
     return OnnxProbe(file, warnings=file.spec.check_model(info, role, str(path)))
+
+
+def load_joint_probe(path: Path | str, infos: Mapping[Role, ModelInfo]) -> OnnxJointProbe:
+    """Open a joint probe for a pair; ProbeError says in one line why that cannot be."""
+    file = read_probe_file(path)
+    if file.spec.role != "joint":
+        raise ProbeError(f"{path} is a probe of the {file.spec.role} alone; wanted a joint one")
+    warnings = file.spec.check_model(infos["target"], "target", str(path))
+    warnings += file.spec.draft_spec.check_model(infos["draft"], "draft", str(path))
+    return OnnxJointProbe(file, warnings=warnings)
 
 
 def find_probe(pair_name: str, role: str) -> Path | None:
@@ -248,25 +321,29 @@ def _open_probe(file: ProbeFile) -> Any:
     raise ProbeError(f"{file.path}: onnxruntime {ort.__version__} cannot load it: {one_line(reason)}")
 
 
-def _check_signature(file: ProbeFile, session: Any) -> bool:
+def _check_signature(path: Path, widths: Mapping[str, int], session: Any) -> bool:
     """Whether rows must go in one by one, because the batch size was fixed at 1 when the file was exported."""
-    n_embd = file.spec.n_embd
-    inputs = session.get_inputs()
-    if [item.name for item in inputs] != [INPUT_NAME]:
-        _refuse_signature(file.path, n_embd, f"its inputs are {one_line([item.name for item in inputs])}")
-    hidden = inputs[0]
-    fixed = [size if isinstance(size, int) else None for size in hidden.shape]
-    if hidden.type != "tensor(float)" or len(fixed) != 2 or fixed[0] not in (None, 1) or fixed[1] not in (None, n_embd):
-        _refuse_signature(file.path, n_embd, f"its input is {hidden.type} {one_line(hidden.shape)}")
+    inputs = {item.name: item for item in session.get_inputs()}
+    if set(inputs) != set(widths):
+        _refuse_signature(path, widths, f"its inputs are {one_line(list(inputs))}")
+    one_by_one = False
+    for name, width in widths.items():
+        item = inputs[name]
+        fixed = [size if isinstance(size, int) else None for size in item.shape]
+        fits = len(fixed) == 2 and fixed[0] in (None, 1) and fixed[1] in (None, width)
+        if item.type != "tensor(float)" or not fits:
+            _refuse_signature(path, widths, f"its input is {item.type} {one_line(item.shape)}")
+        one_by_one |= fixed[0] == 1
     if OUTPUT_NAME not in (names := [item.name for item in session.get_outputs()]):
-        _refuse_signature(file.path, n_embd, f"its outputs are {one_line(names)}")
-    return fixed[0] == 1
+        _refuse_signature(path, widths, f"its outputs are {one_line(names)}")
+    return one_by_one
 
 
-def _refuse_signature(path: Path, n_embd: int, got: str) -> NoReturn:
+def _refuse_signature(path: Path, widths: Mapping[str, int], got: str) -> NoReturn:
+    inputs = ", ".join(f"{name} float32 [n, {width}]" for name, width in widths.items())
+    several = "s" if len(widths) > 1 else ""
     raise ProbeError(
-        f"{path}: {got}; wanted the input {INPUT_NAME} float32 [n, {n_embd}] "
-        f"and the output {OUTPUT_NAME} float32 [n] or [n, 1]"
+        f"{path}: {got}; wanted the input{several} {inputs} and the output {OUTPUT_NAME} float32 [n] or [n, 1]"
     )
 
 

@@ -10,14 +10,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 from ..errors import ProbeError
 from ..modelinfo import ModelInfo
-from ..protocols import Norm, Pooling, TapPoint, Window
-from ..roles import Role
-
-ProbeRole = Literal["target", "draft", "joint"]
+from ..protocols import FEATURES, Norm, Pooling, TapPoint, Window
+from ..roles import ProbeRole, Role
 
 SPEC_VERSION = 1
 METADATA_KEY = "semspec.probe"
@@ -29,7 +27,11 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "pooling": get_args(Pooling),
     "window": get_args(Window),
 }
-_OPTIONAL = ("calibrations",)
+_OPTIONAL = ("calibrations", "features", "draft")
+_READS = (
+    *("layer", "norm", "pooling", "window", "n_embd", "n_layer"),
+    *("architecture", "model_name", "fingerprint", "quantization"),
+)
 _LOWEST = {"layer": 0, "n_embd": 1, "n_layer": 1}
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
@@ -42,6 +44,8 @@ class ProbeSpec:
     before or after the final norm; `pooling` and `window` are those of `protocols.StepStates`. `fingerprint` is the
     sha256 in hex of the GGUF whose states the probe was trained on. `training` (data, label recipe, clusterer,
     split, seed, counts, sampling) and `evaluation` (numbers on held-out problems, None for unknown) are for people.
+    A joint probe reads the target so, the draft as `draft` says (the fields from `layer` to `quantization`), and
+    `features`, numbers of the step by name.
     `calibrations` are those of `lab.calibrate`, as JSON: which threshold keeps which policy's errors below what.
     Raises ProbeError, with what was given and what was wanted, for any value outside these.
     """
@@ -60,6 +64,8 @@ class ProbeSpec:
     training: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, float | None] = field(default_factory=dict)
     calibrations: Sequence[Mapping[str, Any]] = ()
+    features: Sequence[str] = ()
+    draft: Mapping[str, Any] | None = None
     spec_version: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
@@ -84,6 +90,7 @@ class ProbeSpec:
                 "norm", self.norm, f"pre: only the last layer ({self.n_layer - 1}) has a state after the final norm"
             )
         self._check_facts()
+        self._check_joint()
 
     @property
     def tap(self) -> TapPoint:
@@ -105,6 +112,31 @@ class ProbeSpec:
         for key, value in self.evaluation.items():
             if not _is_number_or_none(value):
                 _refuse(f"evaluation.{key}", value, "a finite number or null")
+
+    def _check_joint(self) -> None:
+        if not isinstance(self.features, (list, tuple)):
+            _refuse("features", self.features, "a list")
+        object.__setattr__(self, "features", tuple(self.features))  # JSON has lists only
+        if self.role != "joint":
+            for name in ("features", "draft"):
+                if getattr(self, name):
+                    _refuse(name, getattr(self, name), "nothing: only a joint probe has that")
+            return
+        if not isinstance(self.draft, Mapping) or set(self.draft) != set(_READS):
+            _refuse("draft", self.draft, f"an object with {', '.join(_READS)}")
+        _ = self.draft_spec
+        if not set(self.features) <= set(FEATURES) or len(set(self.features)) < len(self.features):
+            _refuse("features", self.features, f"each once, of {', '.join(FEATURES)}")
+
+    @property
+    def draft_spec(self) -> ProbeSpec:
+        """How a joint probe reads the draft, as the spec of a probe of the draft alone."""
+        assert self.role == "joint" and self.draft is not None, "only a joint probe reads a draft beside"
+        return ProbeSpec(role="draft", **self.draft)
+
+    def reads(self) -> dict[str, Any]:
+        """The fields that say what is read, and of which model: what `draft` of a joint probe is made of."""
+        return {name: getattr(self, name) for name in _READS}
 
     def to_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal spec."""
@@ -140,10 +172,11 @@ class ProbeSpec:
     def check_model(self, info: ModelInfo, role: Role, source: str = "probe") -> tuple[str, ...]:
         """Raise ProbeError unless this probe can read `info` as `role`; return warnings about lesser differences.
 
+        Of a joint probe this is its target; its draft is checked by `draft_spec`.
         Another file or quantization of a model of the same shape runs, but the probe's numbers may not hold there.
         """
         shape = (
-            ("role", self.role, role),
+            ("role", "target" if self.role == "joint" else self.role, role),
             ("architecture", self.architecture, info.architecture),
             ("n_embd", self.n_embd, info.n_embd),
             ("n_layer", self.n_layer, info.n_layer),

@@ -19,7 +19,7 @@ from ..errors import ConfigError, ProbeError
 from ..protocols import FloatArray
 from ..provenance import atomic_write
 from .mlp import Activation, Mlp
-from .runtime import INPUT_NAME, OUTPUT_NAME, OnnxProbe, read_probe_file
+from .runtime import OUTPUT_NAME, OnnxJointProbe, OnnxProbe, input_widths, read_probe_file
 from .spec import METADATA_KEY, ProbeSpec
 
 OPSET, IR_VERSION = 17, 8
@@ -38,12 +38,13 @@ def write_mlp_onnx(
 ) -> float:
     """Write the probe to `path` and return the largest difference to `expected`, in probability.
 
-    `states` float32 [n, n_embd] are pooled states to compare on; `expected` [n] is what the trainer computed for them
-    (default: `mlp.forward`). The file appears under its name only when it loads and the difference is at most 1e-5, or
-    what rounding to float32 costs where states are so large that it costs more; otherwise ProbeError.
+    `states` float32 [n, width] are pooled states to compare on (a joint probe's inputs, side by side); `expected` [n]
+    is what the trainer computed for them (default: `mlp.forward`). The file appears under its name only when it loads
+    and the difference is at most 1e-5, or what rounding to float32 costs where states are so large that it costs more;
+    otherwise ProbeError.
     """
-    if mlp.n_embd != spec.n_embd:
-        raise ProbeError(f"the probe reads states of width {mlp.n_embd}; wanted {spec.n_embd}, the model's")
+    if mlp.n_embd != (width := sum(input_widths(spec).values())):
+        raise ProbeError(f"the probe reads states of width {mlp.n_embd}; wanted {width}, the model's")
     exact = mlp.forward(states)
     with np.errstate(all="ignore"):
         rounding = np.abs(mlp.forward(states, np.float32) - exact)
@@ -71,7 +72,8 @@ def write_proven(
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
-        got = OnnxProbe(read_probe_file(temporary)).predict(states)
+        file = read_probe_file(temporary)
+        got = (OnnxJointProbe(file) if file.spec.role == "joint" else OnnxProbe(file)).predict_rows(states)
         differences = np.abs(got - expected)
         worst = float(differences.max(initial=0.0))
         if not (differences <= tolerance).all():
@@ -112,8 +114,10 @@ def _build(mlp: Mlp, spec: ProbeSpec) -> bytes:
     from onnx import TensorProto, helper, numpy_helper
 
     weights = {"mean": mlp.mean, "std": mlp.std}
+    widths = input_widths(spec)
     nodes = [
-        helper.make_node("Sub", [INPUT_NAME, "mean"], ["centred"]),
+        helper.make_node("Concat", list(widths), ["all"], axis=1),
+        helper.make_node("Sub", ["all", "mean"], ["centred"]),
         helper.make_node("Div", ["centred", "std"], ["x0"]),
     ]
     for index, (matrix, bias) in enumerate(mlp.layers):
@@ -138,7 +142,7 @@ def _build(mlp: Mlp, spec: ProbeSpec) -> bytes:
     graph = helper.make_graph(
         nodes,
         "semspec_probe",
-        [helper.make_tensor_value_info(INPUT_NAME, TensorProto.FLOAT, ["n", spec.n_embd])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width]) for name, width in widths.items()],
         [helper.make_tensor_value_info(OUTPUT_NAME, TensorProto.FLOAT, ["n"])],
         initializers,
     )
