@@ -186,7 +186,7 @@ def test_the_whole_path_from_nothing_to_a_pair_that_runs(tmp_path):
         assert facts["losses"][-1][2] < facts["losses"][0][1]
         assert facts["size_bytes"] == (out / f"{role}.gguf").stat().st_size
         assert 0 <= facts["solved_at_0"] <= 1
-        assert facts["speeds"]["decode_ms"] > 0
+        assert facts["speeds"]["1"]["decode_ms"] > 0
     manifest = out.with_suffix(".toml")
     ask = [sys.executable, "-m", "semspec_local", "run", "--pair", str(manifest), "--policy", "loglik-ratio"]
     answered = subprocess.run(

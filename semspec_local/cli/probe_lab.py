@@ -13,6 +13,7 @@ import click
 
 from ..config import RunConfig, default_threads
 from ..errors import ConfigError
+from ..lab.labels import DEFAULT_RECIPE, RECIPES
 from ..policy import POLICIES
 
 if TYPE_CHECKING:
@@ -55,9 +56,14 @@ collection_argument = click.argument("collection", type=click.Path(exists=True, 
 @click.option("--offset", type=click.IntRange(0), default=0, help="Lines to skip first.")
 @click.option("--samples", type=click.IntRange(2), default=12, help="Samples of each model at each prefix.")
 @click.option("--prefixes", type=click.IntRange(1), default=2, help="Prefixes of each problem.")
-@click.option("--target-layer", type=int, multiple=True, help="Layers to read; default: four from the middle up.")
+@click.option(
+    "--target-layer",
+    type=int,
+    multiple=True,
+    help="Layers to read; default: four from the middle up, with --post none.",
+)
 @click.option("--draft-layer", type=int, multiple=True, help="The same for the draft.")
-@click.option("--post/--no-post", default=False, help="Also read the last layer after the final norm.")
+@click.option("--post/--no-post", default=False, help="Read the last layer after the final norm.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Seed of samples and prefixes.")
 @click.option("-t", "--threads", type=click.IntRange(1), default=default_threads, help="CPU threads.")
 def collect(
@@ -83,8 +89,8 @@ def collect(
         system=files.manifest.system or "",
         n_samples=samples,
         n_prefixes=prefixes,
-        target_layers=target_layer or middle_layers(files.manifest.target.n_layer),
-        draft_layers=draft_layer or middle_layers(files.manifest.draft.n_layer),
+        target_layers=target_layer or (() if post else middle_layers(files.manifest.target.n_layer)),
+        draft_layers=draft_layer or (() if post else middle_layers(files.manifest.draft.n_layer)),
         post=post,
         n_threads=threads,
         seed=seed,
@@ -132,8 +138,8 @@ def label(collection: Path, clusterer: str, embedding_model: Path | None, min_co
 )
 @click.option(
     "--recipe",
-    type=click.Choice(["own", "joint"]),
-    default="own",
+    type=click.Choice(list(RECIPES)),
+    default=DEFAULT_RECIPE,
     help="On whose steps a probe is taught: own (the paper's), or joint, on those of both models.",
 )
 @click.option("--loss", type=click.Choice(["mse", "bce"]), default="mse", help="Loss on the share.")

@@ -32,6 +32,9 @@ RECIPES: dict[Recipe, str] = {
 }
 """What a probe is taught. `own` is the paper's: each model on its own steps; `joint`: each model on those of both."""
 
+DEFAULT_RECIPE: Recipe = "joint"
+"""The better one where the truth is known: on the embedded pair (docs/log.md, 2026-12-01)."""
+
 
 @dataclass(frozen=True)
 class PrefixClusters:

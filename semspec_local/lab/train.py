@@ -26,7 +26,7 @@ from ..probes.mlp import Layer, Mlp
 from ..protocols import FloatArray
 from ..roles import Role
 from .collection import Collection, StateKind
-from .labels import RECIPES, Labels, Recipe, taught_rows
+from .labels import DEFAULT_RECIPE, RECIPES, Labels, Recipe, taught_rows
 from .split import Split
 
 HEADS = ("linear", "mlp")
@@ -47,7 +47,7 @@ class TrainConfig:
     keeps the best epoch's weights.
     """
 
-    recipe: Recipe = "own"
+    recipe: Recipe = DEFAULT_RECIPE
     heads: tuple[str, ...] = HEADS
     hidden: tuple[int, ...] = (256, 64)
     dropout: float = 0.3

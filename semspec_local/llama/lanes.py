@@ -19,7 +19,7 @@ from ..protocols import FloatArray, ModelStep, StepStates, TapPoint
 from ..steps import StepReader
 from .context import LlamaContext
 from .model import LlamaModel
-from .sampling import LlamaSampler, known_of, known_of_all
+from .sampling import KnownTokens, LlamaSampler, known_of_all
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,9 @@ class _Lane:
     sequence: int
     job: Job
     sampler: LlamaSampler
+    known: KnownTokens
     tokens: list[int] = field(default_factory=list)
     rows: list[dict[TapPoint, FloatArray]] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top2: list[bool] = field(default_factory=list)
 
 
 class LlamaLanes:
@@ -140,7 +139,7 @@ class LlamaLanes:
         self.context.copy(job.trunk.sequence, sequence)
         sampler = self._samplers[sequence]
         sampler.reseed(job.seed)
-        return _Lane(sequence, job, sampler)
+        return _Lane(sequence, job, sampler, KnownTokens(self.context.n_vocab))
 
     def _draw(self, lane: _Lane, logits: FloatArray) -> None:
         token = lane.sampler.sample(logits)
@@ -148,9 +147,7 @@ class LlamaLanes:
         if vocabulary.is_eog(token):
             lane.job.reader.finish("eos")
             return
-        logprob, is_top = known_of(logits, token)
-        lane.logprobs.append(logprob)
-        lane.top2.append(is_top)
+        lane.known.add(logits, token)
         lane.tokens.append(token)
         lane.job.reader.feed(vocabulary.piece(token))
 
@@ -180,15 +177,11 @@ class LlamaLanes:
         reader = lane.job.reader
         if reader.end is not None and reader.end.kind == "length" and reader.n_complete_tokens:
             n = reader.n_complete_tokens  # a step cut off by its length ends with a whole character
-            lane.tokens, lane.rows, lane.logprobs = lane.tokens[:n], lane.rows[:n], lane.logprobs[:n]
-            lane.top2 = lane.top2[:n]
+            lane.tokens, lane.rows = lane.tokens[:n], lane.rows[:n]
         end = reader.end
-        step = ModelStep(
-            tokens=lane.tokens,
-            logprobs=np.asarray(lane.logprobs, dtype=np.float32),
-            in_top2=np.asarray(lane.top2, dtype=bool),
-            end=end.kind if end else None,
-        )
+        logprobs, in_top2 = lane.known.arrays(len(lane.tokens))
+        kind = end.kind if end else None
+        step = ModelStep(tokens=lane.tokens, logprobs=logprobs, in_top2=in_top2, end=kind)
         if lane.rows:
             for tap, before in lane.job.trunk.last_states.items():
                 step.states[tap] = StepStates(before=before, own=np.stack([row[tap] for row in lane.rows]))

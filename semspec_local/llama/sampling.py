@@ -105,15 +105,50 @@ class LlamaSampler:
         self._stack.close()
 
 
-def known_of(logits: FloatArray, token: int) -> tuple[float, bool]:
-    """A token's natural-log probability under logits [n_vocab], and whether it is one of the two likeliest."""
-    logit, peak = logits[token], logits.max()
-    return float(logit - peak - np.log(np.exp(logits - peak).sum())), int(np.count_nonzero(logits > logit)) <= 1
+_BATCH_BYTES = 2**22
+"""Rows of logits are looked at together as long as they stay in the cache."""
+
+
+class KnownTokens:
+    """What a model thinks of tokens, gathered one by one and computed in batches.
+
+    Of each token its natural-log probability under the logits before it, and whether it is one of the two likeliest.
+    """
+
+    def __init__(self, n_vocab: int) -> None:
+        self._rows = np.empty((max(1, _BATCH_BYTES // (4 * n_vocab)), n_vocab), dtype=np.float32)
+        self._tokens: list[int] = []
+        self._logprobs: list[FloatArray] = []
+        self._in_top2: list[NDArray[np.bool_]] = []
+
+    def add(self, logits: FloatArray, token: int) -> None:
+        """A token and the logits float32 [n_vocab] that it was drawn from, or read under."""
+        if len(self._tokens) == len(self._rows):
+            self._compute()
+        self._rows[len(self._tokens)] = logits
+        self._tokens.append(token)
+
+    def arrays(self, n: int) -> tuple[FloatArray, NDArray[np.bool_]]:
+        """Of the first `n` tokens: log-probabilities float32 [n], and whether each is in the top 2, bool [n]."""
+        self._compute()
+        logprobs, in_top2 = [np.empty(0, np.float32), *self._logprobs], [np.empty(0, np.bool_), *self._in_top2]
+        return np.concatenate(logprobs)[:n], np.concatenate(in_top2)[:n]
+
+    def _compute(self) -> None:
+        n = len(self._tokens)
+        rows = self._rows[:n]
+        own = rows[np.arange(n), self._tokens] if n else np.empty(0, np.float32)
+        peaks = rows.max(axis=1, initial=-np.inf)
+        sums = np.exp(rows - peaks[:, None]).sum(axis=1)
+        self._logprobs.append(own - peaks - np.log(sums))
+        self._in_top2.append((rows > own[:, None]).sum(axis=1) <= 1)
+        self._tokens.clear()
 
 
 def known_of_all(logits: Iterable[FloatArray], tokens: Sequence[int]) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """`known_of` for tokens [n] under `n` rows of logits [n_vocab]: float32 [n] and bool [n]."""
-    known = [known_of(row, token) for row, token in zip(logits, tokens)]  # one row at a time stays in the cache
-    return np.array([logprob for logprob, _ in known], dtype=np.float32), np.array(
-        [top for _, top in known], dtype=bool
-    )
+    """The same for tokens [n], each under its row of `logits` [n_vocab]."""
+    known: KnownTokens | None = None
+    for row, token in zip(logits, tokens):
+        known = known or KnownTokens(len(row))
+        known.add(row, token)
+    return known.arrays(len(tokens)) if known is not None else (np.empty(0, np.float32), np.empty(0, np.bool_))

@@ -21,7 +21,7 @@ from ..protocols import FloatArray, ModelStep, StepStates, TapPoint
 from ..steps import StepReader
 from .context import LlamaContext
 from .model import LlamaModel
-from .sampling import LlamaSampler, known_of, known_of_all
+from .sampling import KnownTokens, LlamaSampler, known_of_all
 from .vocabulary import LlamaVocabulary
 
 
@@ -107,12 +107,12 @@ class LlamaStepModel:
     def propose(self, reader: StepReader, *, logprobs: bool = False) -> ModelStep:
         start = self.checkpoint()
         step = ModelStep(tokens=[])
-        found: list[tuple[float, bool]] = []
+        known = KnownTokens(self.context.n_vocab) if logprobs else None
         rows: list[FloatRows] = []
         try:
             write = self._write_tapped if self.context.calls_back else self._write
             if reader.end is None:
-                write(reader, step.tokens, rows, found if logprobs else None)
+                write(reader, step.tokens, rows, known)
         except BaseException:
             self._return_to_start()
             raise
@@ -121,17 +121,14 @@ class LlamaStepModel:
         if step.end == "length":
             self._cut_to_whole_character(step, reader, start)
         n = len(step.tokens)
-        if logprobs:
-            step.logprobs = np.array([logprob for logprob, _ in found[:n]], dtype=np.float32)
-            step.in_top2 = np.array([is_top for _, is_top in found[:n]], dtype=bool)
+        if known is not None:
+            step.logprobs, step.in_top2 = known.arrays(n)
         if n:
             joined = {tap: np.stack([row[tap] for row in rows[:n]]) for tap in rows[0]} if rows else {}
             step.states = self._step_states(start, joined)
         return step
 
-    def _write(
-        self, reader: StepReader, tokens: list[int], rows: list[FloatRows], found: list[tuple[float, bool]] | None
-    ) -> None:
+    def _write(self, reader: StepReader, tokens: list[int], rows: list[FloatRows], known: KnownTokens | None) -> None:
         """Sample and evaluate tokens until the step ends; fills the lists with what is known of each.
 
         The shortest way through Python: a small draft writes a token in a tenth of a millisecond.
@@ -142,8 +139,8 @@ class LlamaStepModel:
         tap = context.taps.taps[0] if context.taps else None
         token = self._sampler.sample(self._logits)
         while token not in eog:
-            if found is not None:
-                found.append(known_of(self._logits if not tokens else context.last_logits(), token))
+            if known is not None:
+                known.add(context.last_logits() if tokens else self._logits, token)
             if len(self.tokens) >= context.n_ctx:
                 self._refuse(1)
             decode_one(token, len(self.tokens))
@@ -162,7 +159,7 @@ class LlamaStepModel:
             self._last_states = rows[-1]
 
     def _write_tapped(
-        self, reader: StepReader, tokens: list[int], rows: list[FloatRows], found: list[tuple[float, bool]] | None
+        self, reader: StepReader, tokens: list[int], rows: list[FloatRows], known: KnownTokens | None
     ) -> None:
         """The same where states come through a callback."""
         while True:
@@ -170,8 +167,8 @@ class LlamaStepModel:
             if token in self.vocabulary.eog_tokens:
                 reader.finish("eos")
                 return
-            if found is not None:
-                found.append(known_of(self._logits, token))
+            if known is not None:
+                known.add(self._logits, token)
             rows.append({tap: own[0] for tap, own in self._decode([token]).items()})
             tokens.append(token)
             if reader.feed(self.vocabulary.piece(token)) is not None:
@@ -179,12 +176,10 @@ class LlamaStepModel:
 
     def score(self, tokens: Sequence[int], *, logprobs: bool = False) -> ModelStep:
         start = self.checkpoint()
-        n = len(tokens)
         states = self._decode(tokens, all_logits=logprobs)
         step = ModelStep(tokens=list(tokens), states=self._step_states(start, states))
         if logprobs:
-            rows = [start.logits, *self._all_logits[: n - 1]]
-            step.logprobs, step.in_top2 = known_of_all(rows, tokens)
+            step.logprobs, step.in_top2 = known_of_all((start.logits, *self._all_logits), tokens)
         return step
 
     def _cut_to_whole_character(self, step: ModelStep, reader: StepReader, start: Checkpoint) -> None:
