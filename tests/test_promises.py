@@ -37,8 +37,8 @@ TINY = Case(
     "tiny",
     "Clara has 6 boxes of 8 apples. Clara sells 5 apples. Clara buys 4 apples. How many apples does Clara have now?",
     "47",
-    "Going on with Clara, multiplying 6 by 8 gives 48, so we go on with 48 apples.\n\nAs to Clara: taking 5 away from 48 "
-    "leaves 43, that is 43 apples for Clara.\n\n",
+    "Going on with Clara, multiplying 6 by 8 gives 48, so we go on with 48 apples.\n\nAs to Clara: taking 5 away from "
+    "48 leaves 43, that is 43 apples for Clara.\n\n",
     {"target": 2, "draft": 0},
 )
 REAL = Case(

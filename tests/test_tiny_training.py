@@ -122,12 +122,33 @@ def test_a_grown_model_computes_what_the_small_one_does():
     assert arrays["blk.0.ffn_down.weight"].any() and not arrays["blk.1.ffn_down.weight"].any()
 
 
+def test_a_model_begins_as_a_copy_of_one_of_its_own_shape():
+    torch = pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
+    from semspec_local.lab.tiny_llama import Llama, begun
+
+    small = Llama(SHAPE, 300)
+    copy = begun(small, replace(SHAPE, file_type="Q8_0"), seed=1)
+    for one, other in zip(copy.parameters(), small.parameters()):
+        torch.testing.assert_close(one, other, atol=0, rtol=0)
+        assert one is not other
+    assert begun(small, Shape(n_layer=4, n_embd=64, n_ff=128, n_head=4, file_type="F32"), seed=1).shape.n_embd == 64
+
+
+def test_slips_come_at_the_rate_of_the_plan():
+    def share(rate: float) -> float:
+        learnt = [what for n in range(300) for _, what in solved(3, n, "draft", slip_rate=rate)[1]]
+        return learnt.count("nothing") / (learnt.count("nothing") + learnt.count("digits"))
+
+    assert share(0.0) == 0
+    assert share(0.4) == pytest.approx(0.4, abs=0.06)
+
+
 def test_a_training_goes_on_from_its_own_checkpoint_and_from_no_other(tokenizer, tmp_path):
     torch = pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
     from semspec_local.lab.tiny_train import Plan, Training, teach
 
     lessons = encode(tokenizer, [solved(1, number, "draft") for number in range(8)])
-    plan = Plan(shape=SHAPE, n_lessons=8, n_short=0, batch_tokens=700, learning_rate=1e-3)
+    plan = Plan(shape=SHAPE, hand="draft", slip_rate=0.1, n_lessons=8, n_short=0, batch_tokens=700, learning_rate=1e-3)
     checkpoint, said = tmp_path / "a.checkpoint", []
 
     def run(seed=1):
@@ -181,9 +202,11 @@ def test_the_whole_path_from_nothing_to_a_pair_that_runs(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     card = json.loads((out / "card.json").read_text())
+    for name in ("stem", "target"):
+        losses = card["models"][name]["losses"]
+        assert losses[-1][2] < losses[0][1]
     for role in ("target", "draft"):
         facts = card["models"][role]
-        assert facts["losses"][-1][2] < facts["losses"][0][1]
         assert facts["size_bytes"] == (out / f"{role}.gguf").stat().st_size
         assert 0 <= facts["solved_at_0"] <= 1
         assert facts["speeds"]["1"]["decode_ms"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +20,8 @@ N_VOCAB = 1024
 
 N_VOCABULARY_PROBLEMS = 2000
 
-FOREIGN_RATE, SLIP_RATE = 0.3, 0.4
-"""Steps in another hand, and wrong ones among them; a model reads them and is not taught to write them."""
+FOREIGN_RATE = 0.3
+"""Steps in another hand. A model reads them and is not taught to write them; some are slips, which it corrects."""
 
 Learnt = Literal["all", "digits", "nothing"]
 """What of a step is learnt: all of one's own, the numbers of another hand's, nothing of a slip."""
@@ -38,29 +39,31 @@ MAX_SHORT_STEPS = 4
 """The most steps of the problems that come first in a training."""
 
 
-def solved(seed: int, number: int, hand: str, *, short: bool = False) -> Solved:
+def solved(seed: int, number: int, hand: str, *, short: bool = False, slip_rate: float = 0.4) -> Solved:
     """Problem `number` of a seed with a solution by `hand`; the same whenever and wherever it is asked for.
 
     These problems are not those of `world.problems`, whatever the seeds: nothing that is taught is ever asked.
     """
     rng = np.random.default_rng([seed, number, 1])
     problem = make_problem(rng, int(rng.integers(MIN_STEPS, MAX_SHORT_STEPS + 1)) if short else None)
-    steps = solve(problem, rng, hand=hand, foreign_rate=FOREIGN_RATE, slip_rate=SLIP_RATE)
+    steps = solve(problem, rng, hand=hand, foreign_rate=FOREIGN_RATE, slip_rate=slip_rate)
     return problem.question, [
         (step.text, "all" if step.own else "digits" if step.right else "nothing") for step in steps
     ]
 
 
-def _solved_range(arguments: tuple[int, int, int, str, int]) -> list[Solved]:
-    seed, start, stop, hand, n_short = arguments
-    return [solved(seed, number, hand, short=number < n_short) for number in range(start, stop)]
+def _solved_range(numbers: range, seed: int, hand: str, n_short: int, slip_rate: float) -> list[Solved]:
+    return [solved(seed, number, hand, short=number < n_short, slip_rate=slip_rate) for number in numbers]
 
 
-def make_lessons(hand: str, n: int, seed: int, n_processes: int, *, n_short: int = 0) -> list[Solved]:
+def make_lessons(
+    hand: str, n: int, seed: int, n_processes: int, *, n_short: int = 0, slip_rate: float = 0.4
+) -> list[Solved]:
     """`n` solved problems in one hand, short ones first; what is not for training comes from another seed."""
     edges = np.linspace(0, n, 8 * n_processes + 1, dtype=int).tolist()
+    work = partial(_solved_range, seed=seed, hand=hand, n_short=n_short, slip_rate=slip_rate)
     with ProcessPoolExecutor(n_processes) as pool:
-        parts = pool.map(_solved_range, [(seed, start, stop, hand, n_short) for start, stop in pairwise(edges)])
+        parts = pool.map(work, [range(start, stop) for start, stop in pairwise(edges)])
         return [row for part in parts for row in part]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,6 +87,15 @@ def _rotate(x: Any, turn: Any) -> Any:
 
 _NOISE = 0.02
 """How much the two copies of a widened weight differ, as a share of it; equal ones would stay equal for ever."""
+
+
+def begun(model: Llama, shape: Shape, seed: int) -> Llama:
+    """A model of `shape` that computes what `model` does: a copy, or grown to twice the size."""
+    if replace(shape, file_type=model.shape.file_type) != model.shape:
+        return grown(model, shape, seed)
+    copy = Llama(shape, model.n_vocab)
+    copy.load_state_dict(model.state_dict())
+    return copy
 
 
 def grown(model: Llama, shape: Shape, seed: int) -> Llama:

@@ -24,7 +24,7 @@ from torch import nn
 from ..errors import ConfigError
 from .tiny_data import Lesson
 from .tiny_gguf import Shape
-from .tiny_llama import HAS_BFLOAT16, Llama, grown
+from .tiny_llama import HAS_BFLOAT16, Llama, begun
 
 N_WARM_UP = 60
 FALLING_SHARE = 0.4
@@ -38,12 +38,15 @@ _REPORT_EVERY, _SAVE_EVERY = 50, 100
 class Plan:
     """How one model is taught.
 
-    `grows_from` names the model that this one begins as, grown to twice its size; None begins from nothing. The first
+    `hand` is the one it writes, `slip_rate` the share of slips among the other's steps that it reads. `begins_as` names
+    the model that this one begins as, grown where its shape is twice that one's; None begins from nothing. The first
     `n_short` of the lessons are short ones, and come first. `batch_tokens` counts padding too.
     """
 
     shape: Shape
-    grows_from: str | None = None
+    hand: str
+    slip_rate: float
+    begins_as: str | None = None
     n_lessons: int
     n_short: int
     batch_tokens: int
@@ -174,7 +177,7 @@ class _Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Everything that one training is made of. `small` is the model that `plan.grows_from` names, taught before."""
+    """Everything that one training is made of. `small` is the model that `plan.begins_as` names, taught before."""
 
     plan: Plan
     lessons: list[Lesson]
@@ -204,7 +207,7 @@ class Training:
         """The model as its checkpoint has it, else as it begins."""
         torch.manual_seed(self.seed)
         fresh = Llama(self.plan.shape, self.n_vocab)
-        model = fresh if self.small is None else grown(self.small, self.plan.shape, self.seed)
+        model = fresh if self.small is None else begun(self.small, self.plan.shape, self.seed)
         run = _Run(model, optimizers(model, self.plan.learning_rate, team), 0, [], self.key)
         if self.checkpoint.exists():
             saved = torch.load(self.checkpoint, weights_only=True)
@@ -218,7 +221,7 @@ class Training:
 
 
 def teach(training: Training, *, n_processes: int) -> tuple[Llama, list[tuple[int, float, float]], float]:
-    """Train one model, from its checkpoint where there is one, else from `small`, grown, else from nothing.
+    """Train one model, from its checkpoint where there is one, else from `small`, else from nothing.
 
     Raises ConfigError for a checkpoint of another training.
 
