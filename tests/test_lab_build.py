@@ -3,104 +3,36 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from lab_support import EXACT, N_EMBD, N_SAMPLES, SIGNAL_LAYER, info, make_collection
 from safetensors.numpy import load_file, save_file
 
 from semspec_local.errors import ConfigError
 from semspec_local.features import step_features
-from semspec_local.lab.cluster import ExactClusterer
 from semspec_local.lab.collection import StateKind, read_collection
 from semspec_local.lab.exam import examine, predict_rows
 from semspec_local.lab.joint_rows import feature_rows
 from semspec_local.lab.labels import label_facts, make_labels, read_labels, taught_rows, write_labels
 from semspec_local.lab.split import split_by_problem
-from semspec_local.modelinfo import ModelInfo
 from semspec_local.policy import StepScores
 from semspec_local.probes import load_joint_probe, load_probe, read_probe_file
 from semspec_local.protocols import FEATURES, StepStates
 
 ROOT = Path(__file__).resolve().parent.parent
-N_EMBD = {"target": 8, "draft": 6}
-LAYERS = {"target": [1, 2], "draft": [0, 1]}
-SIGNAL_LAYER = {"target": 2, "draft": 1}
-N_SAMPLES = 8
-
-
-def info(role: str) -> ModelInfo:
-    return ModelInfo(
-        architecture="llama",
-        n_layer=3,
-        n_embd=N_EMBD[role],
-        n_vocab=50,
-        name=f"Made-up {role}",
-        quantization="F16",
-        path=f"{role}.gguf",
-        fingerprint=("a" if role == "target" else "b") * 64,
-    )
-
-
-def make_collection(folder: Path, *, n_problems: int = 40, seed: int = 0) -> Path:
-    """Each model has its own odds of four meanings at a prefix; one layer's states hold the reader's odds."""
-    rng = np.random.default_rng(seed)
-    folder.mkdir(parents=True)
-    header = {
-        "version": 1,
-        "pair": "made-up",
-        "models": {role: info(role).to_dict() for role in N_EMBD},
-        "layers": LAYERS,
-        "windows": ["token"],
-        "poolings": ["mean", "last"],
-        "sampling": {"temperature": 0.6},
-        "n_samples": N_SAMPLES,
-        "data": "made up",
-        "seed": seed,
-        "prompt": {"system": ""},
-    }
-    (folder / "collection.json").write_text(json.dumps(header))
-    with (folder / "index.jsonl").open("w") as index:
-        for prefix_id in range(2 * n_problems):
-            shared = rng.dirichlet([0.5] * 4)
-            odds = {role: 0.7 * shared + 0.3 * rng.dirichlet([0.5] * 4) for role in N_EMBD}
-            written = [(role, int(rng.choice(4, p=odds[role]))) for role in N_EMBD for _ in range(N_SAMPLES)]
-            name = f"prefix-{prefix_id:06d}.safetensors"
-            save_file(tensors(rng, odds, [meaning for _, meaning in written]), folder / name)
-            samples = [
-                {"writer": role, "text": f"Meaning  {meaning}", "n_tokens": 3, "end": "boundary"}
-                for role, meaning in written
-            ]
-            line = {"prefix_id": prefix_id, "problem_id": f"p{prefix_id // 2}", "step_index": prefix_id % 2}
-            line |= {"question": "?", "prefix_text": "", "file": name, "samples": samples}
-            index.write(json.dumps(line) + "\n")
-    return folder
-
-
-def tensors(rng, odds, meanings):
-    made = {}
-    for role, n_embd in N_EMBD.items():
-        known = odds[role][meanings]
-        for layer in LAYERS[role]:
-            for pooling in ("mean", "last"):
-                states = rng.normal(size=(len(meanings), n_embd))
-                if layer == SIGNAL_LAYER[role] and pooling == "mean":
-                    states[:, 2] = 10 * known + rng.normal(scale=0.5, size=len(meanings))
-                made[f"{role}.{layer}.token.{pooling}"] = states.astype(np.float16)
-        logprob = np.log(known + 0.05) + rng.normal(scale=0.3, size=len(meanings))
-        made[f"{role}.logprob_mean"] = logprob.astype(np.float32)
-        made[f"{role}.logprob_min"] = (logprob - 1).astype(np.float32)
-        made[f"{role}.top2_share"] = rng.uniform(size=len(meanings)).astype(np.float32)
-    return made
 
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory):
     folder = make_collection(tmp_path_factory.mktemp("lab") / "collection")
     collection = read_collection(folder)
-    write_labels(make_labels(collection, ExactClusterer()), collection)
+    write_labels(make_labels(collection, EXACT), collection)
     return folder
 
 
@@ -140,7 +72,7 @@ def test_labels_of_another_index_are_refused(tmp_path):
     collection = read_collection(folder)
     with pytest.raises(ConfigError, match="make the labels first"):
         read_labels(collection)
-    write_labels(make_labels(collection, ExactClusterer()), collection)
+    write_labels(make_labels(collection, EXACT), collection)
     lines = (folder / "index.jsonl").read_text().splitlines(keepends=True)
     (folder / "index.jsonl").write_text("".join(lines[:-1]))
     with pytest.raises(ConfigError, match="make the labels again"):
@@ -227,7 +159,7 @@ def test_probes_are_put_to_a_test_on_another_collection(built, tmp_path):
     place, _, _ = built
     other = make_collection(tmp_path / "other", n_problems=20, seed=7)
     collection = read_collection(other)
-    labels = make_labels(collection, ExactClusterer())
+    labels = make_labels(collection, EXACT)
     probes = {role: place / f"{role}.onnx" for role in N_EMBD}
     report = examine(probes, collection, labels, n_resamples=50)
     for role in N_EMBD:
@@ -383,10 +315,13 @@ def test_the_commands_label_train_and_evaluate(tmp_path):
     assert "in two parts: 0" in done.stderr
     report = json.loads((tmp_path / "probes" / "made-up" / "report.json").read_text())
     assert report["command"].startswith("semspec-local probe train c --out probes")
-    judged = run("evaluate", folder, "--probes", "probes/made-up", "--out", "judged.json")
+    shown = ("--html", "judged.html", "--figures", "pictures")
+    judged = run("evaluate", folder, "--probes", "probes/made-up", "--out", "judged.json", *shown)
     assert judged.returncode == 0, judged.stderr
     assert "target probe, draft_steps: r2 " in judged.stdout and "AUROC" in judged.stdout
+    assert "the logits alone" in judged.stdout.splitlines()[-1]
     assert json.loads((tmp_path / "judged.json").read_text())["probes"].keys() == {"target", "draft", "joint"}
+    check_pictures(tmp_path / "judged.html", tmp_path / "pictures")
     alpha = ("--alpha", "0.5", "--delta", "0.5")
     options = ("calibrate", folder, "--probes", "probes/made-up", "--policy", "semantic-greedy")
     refused = run(*options, "--alpha", "0.001")
@@ -399,3 +334,16 @@ def test_the_commands_label_train_and_evaluate(tmp_path):
     (kept,) = read_probe_file(tmp_path / "probes" / "made-up" / "target.onnx").spec.calibrations
     assert (kept["policy"], kept["alpha"], kept["n_problems"]) == ("semantic-greedy", 0.5, 8)
     assert found.stdout.split()[2] == f"{kept['threshold']:g}:"
+
+
+def check_pictures(page: Path, folder: Path) -> None:
+    names = {"calibration", "scores", "sweep-target", "sweep-draft"}
+    names |= {f"histogram-{role}" for role in ("target", "draft", "joint")}
+    assert {path.name for path in folder.iterdir()} == {f"{name}{end}" for name in names for end in (".png", ".svg")}
+    for path in folder.glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+    for path in folder.glob("*.svg"):
+        assert ElementTree.fromstring(path.read_text()).tag.endswith("svg")
+    text = page.read_text()
+    assert text.count("<svg") == len(names) and "target probe, draft steps" in text
+    assert not re.findall(r"""(?:src|href)=["'](?!#)""", text)

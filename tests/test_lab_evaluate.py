@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from semspec_local.lab import evaluate
+from semspec_local.lab.exam import histogram, verdict
 
 RNG = np.random.default_rng(0)
 SHARE = RNG.integers(0, 9, size=300) / 8
@@ -74,3 +75,33 @@ def test_the_decision_table_compares_every_score_with_the_ratio():
     assert table["good"]["auroc_in_target_cluster_minus_ratio"]["low"] > 0
     assert "auroc_in_target_cluster_minus_ratio" not in table[evaluate.RATIO]
     assert evaluate.values_only(table["share"])["spearman"] == pytest.approx(1)
+
+
+def test_gains_are_paired():
+    noise = RNG.normal(size=300)
+    found = evaluate.gains(SHARE, PREDICTED, {"itself": PREDICTED, "noise": noise}, PROBLEMS, seed=0, n_resamples=200)
+    assert found["itself"] == {"value": 0, "low": 0, "high": 0}
+    assert found["noise"]["low"] > 0
+
+
+def gain(value, low, high):
+    return {"value": value, "low": low, "high": high}
+
+
+@pytest.mark.parametrize(
+    ("over", "sentence"),
+    [
+        ({"a": gain(0.2, 0.1, 0.3), "b": gain(0.1, 0.05, 0.2)}, "it tells more than the logits alone: +0.100 AUROC"),
+        ({"a": gain(0.2, 0.1, 0.3), "b": gain(0.1, -0.1, 0.2)}, "it cannot be said that it tells more"),
+        ({"a": gain(-0.2, -0.3, -0.1), "b": gain(0.1, 0.05, 0.2)}, "it tells less than the logits alone: -0.200"),
+        ({"a": gain(None, None, None), "b": gain(0.1, None, None)}, "too few problems"),
+    ],
+)
+def test_the_verdict_goes_by_the_best_score_without_hidden_states(over, sentence):
+    assert verdict({"beyond_logits": {"score": "it", "auroc_gain_over": over}}).startswith(sentence)
+
+
+def test_the_histogram_counts_every_step_once():
+    found = histogram(np.array([0.5, 0.4, 1.0]), np.array([0.0, 1.0, 0.52]))
+    assert (sum(found["likely"]), sum(found["unlikely"])) == (2, 1)
+    assert (found["likely"][0], found["likely"][10], found["unlikely"][-1]) == (1, 1, 1)

@@ -17,7 +17,8 @@ from ..modelinfo import ModelInfo
 from ..protocols import Norm, Pooling, Window
 from ..roles import PROBE_ROLES, ROLES, ProbeRole, Role
 from . import show
-from .probe_lab import calibrate, collect, evaluate, label, train
+from .probe_lab import calibrate, collect, evaluate, train
+from .probe_label import label
 
 if TYPE_CHECKING:
     from ..probes import OnnxJointProbe, OnnxProbe

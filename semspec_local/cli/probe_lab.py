@@ -106,34 +106,6 @@ def collect(
 @click.command(context_settings=_SHOWN)
 @collection_argument
 @click.option(
-    "--clusterer", type=click.Choice(["minilm", "exact", "world"]), default="minilm", help="What counts as one meaning."
-)
-@click.option(
-    "--embedding-model",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with model.onnx and tokenizer.json of all-MiniLM-L6-v2; default: the installed packages.",
-)
-@click.option("--min-cosine", type=click.FloatRange(0, 1), default=0.8, help="Least cosine of one meaning (minilm).")
-def label(collection: Path, clusterer: str, embedding_model: Path | None, min_cosine: float) -> None:
-    """Cluster the samples and write COLLECTION/labels.json."""
-    from ..lab import cluster, labels
-    from ..lab.collection import read_collection
-    from ..lab.world import WorldClusterer
-
-    rows = read_collection(collection)
-    rule: cluster.Clusterer
-    if clusterer == "minilm":
-        rule = cluster.EmbeddingClusterer(embedding_model, min_cosine=min_cosine)
-    else:
-        rule = WorldClusterer() if clusterer == "world" else cluster.ExactClusterer()
-    with click.progressbar(length=len(rows.prefixes), label="prefixes", file=sys.stderr) as bar:
-        found = labels.make_labels(rows, rule, progress=lambda done, total: bar.update(1))
-    say(f"wrote {labels.write_labels(found, rows)}")
-
-
-@click.command(context_settings=_SHOWN)
-@collection_argument
-@click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("probes"), help="Where PAIR/ goes."
 )
 @click.option(
@@ -178,25 +150,40 @@ def train(
 @collection_argument
 @click.option("--probes", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the whole report here (JSON).")
-def evaluate(collection: Path, probes: Path, out: Path | None) -> None:
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write it as a page, with pictures.")
+@click.option(
+    "--figures", type=click.Path(file_okay=False, path_type=Path), help="Write the pictures here, PNG and SVG."
+)
+def evaluate(collection: Path, probes: Path, out: Path | None, html: Path | None, figures: Path | None) -> None:
     """Test finished PROBES on another labelled COLLECTION, with problems that they were not trained on."""
+    from ..lab import exam_page
     from ..lab.collection import read_collection
-    from ..lab.exam import examine
+    from ..lab.exam import examine, verdict
     from ..lab.labels import read_labels
     from ..provenance import atomic_write
     from ..roles import PROBE_ROLES, ROLES
 
     rows = read_collection(collection)
     files = {role: path for role in PROBE_ROLES if (path := probes / f"{role}.onnx").exists() or role in ROLES}
-    report = examine(files, rows, read_labels(rows))
+    report = {"command": command_line(), **examine(files, rows, read_labels(rows))}
     if out:
-        atomic_write(out, json.dumps({"command": command_line(), **report}, indent=2) + "\n")
+        atomic_write(out, json.dumps(report, indent=2) + "\n")
+    if html or figures:
+        trained = probes / "report.json"
+        training = json.loads(trained.read_text(encoding="utf-8")) if trained.exists() else None
+        made = exam_page.pictures(report, training)
+        if html:
+            atomic_write(html, exam_page.exam_page(report, made))
+        if figures:
+            exam_page.write_pictures(made, figures)
+    shown = exam_page.shown
     for role in files:
         for steps, found in report["probes"][role].items():
             numbers = (f"{name} {shown(found[name])}" for name in ("r2", "spearman", "auroc", "calibration_error"))
             click.echo(f"{role} probe, {steps}: {', '.join(numbers)} (n {found['n_steps']})")
     for name, found in report["decision"]["scores"].items():
         click.echo(f"{name}: AUROC {shown(found['auroc_in_target_cluster'])}")
+    click.echo(verdict(report["decision"]))
 
 
 @click.command(context_settings=_SHOWN)
@@ -243,11 +230,3 @@ def calibrate(collection: Path, probes: Path, policy: str, alpha: float, delta: 
         others = [old for old in spec.calibrations if (old["policy"], old["alpha"]) != (policy, alpha)]
         rewrite_spec(holder, replace(spec, calibrations=(*others, found.to_json())))
         click.echo(f"saved in {holder}", err=True)
-
-
-def shown(interval: dict[str, float | None]) -> str:
-    """A number with its interval; "-" for what is undefined."""
-    value, low, high = (interval[name] for name in ("value", "low", "high"))
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"

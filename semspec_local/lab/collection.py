@@ -55,11 +55,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Prefix:
-    """One prefix and the steps that both models wrote from it; `file` holds the states, one row per sample."""
+    """One prefix and the steps that both models wrote from it; `file` holds the states, one row per sample.
+
+    `text` is what the target had written before, after the `question`.
+    """
 
     prefix_id: int
     problem_id: str
     step_index: int
+    question: str
+    text: str
     file: str
     samples: tuple[Sample, ...]
 
@@ -183,7 +188,15 @@ def _read_index(path: Path, data: bytes) -> Iterator[Prefix]:
                 for sample in item["samples"]
             )
             file = str(item["file"])
-            prefix = Prefix(int(item["prefix_id"]), str(item["problem_id"]), int(item["step_index"]), file, samples)
+            prefix = Prefix(
+                prefix_id=int(item["prefix_id"]),
+                problem_id=str(item["problem_id"]),
+                step_index=int(item["step_index"]),
+                question=str(item["question"]),
+                text=str(item["prefix_text"]),
+                file=file,
+                samples=samples,
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}, line {number}: no prefix ({type(error).__name__}: {error})") from None
         if Path(file).name != file or file in ("", ".", ".."):

@@ -74,6 +74,25 @@ def decision_table(
     }
 
 
+def gains(
+    target_share: Floats,
+    score: Floats,
+    others: Mapping[str, Floats],
+    problems: NDArray[np.str_],
+    *,
+    seed: int,
+    n_resamples: int = N_RESAMPLES,
+) -> dict[str, Interval]:
+    """By how much the AUROC of `score` [n] for "in a target cluster" exceeds that of others, resample by resample."""
+
+    def statistic(rows: NDArray[np.int64]) -> dict[str, float]:
+        event = target_share[rows] > 0
+        own = auroc(event, score[rows])
+        return {name: own - auroc(event, other[rows]) for name, other in others.items()}
+
+    return bootstrap(statistic, problems, seed=seed, n_resamples=n_resamples)
+
+
 def bootstrap(
     statistic: Callable[[NDArray[np.int64]], dict[str, float]],
     problems: NDArray[np.str_],

@@ -21,7 +21,10 @@ from .collection import Collection, StateKind
 from .joint_rows import joined, judged_rows
 from .labels import Labels
 
-N_CURVE_BINS = 10
+N_CURVE_BINS, N_HISTOGRAM_BINS = 10, 20
+
+LOGITS_ONLY = ("target_logprob_mean", "target_logprob_min", "target_top2_share", "logprob_mean_target_minus_draft")
+"""The scores that need no hidden state; `mean-loglik` and `loglik-ratio` are the first and the last."""
 
 
 def examine(
@@ -89,15 +92,32 @@ def decision(
         "logprob_mean_target_minus_draft": difference.astype(np.float64),
         "fewer_tokens": -collection.n_tokens[rows].astype(np.float64),
     }
-    share = labels.target_share[rows]
+    share, problems = labels.target_share[rows], collection.problem_ids[rows]
+    best = "joint_semantic_prob" if "joint" in predicted else "target_semantic_prob"
+    logits_only = {name: scores[name] for name in LOGITS_ONLY}
+    over = evaluate.gains(share, scores[best], logits_only, problems, seed=seed, n_resamples=n_resamples)
     return {
         "n_steps": int(rows.sum()),
         "in_a_target_cluster": float((share > 0).mean()),
         "target_share_mean": float(share.mean()),
-        "scores": evaluate.decision_table(
-            share, scores, collection.problem_ids[rows], seed=seed, n_resamples=n_resamples
-        ),
+        "scores": evaluate.decision_table(share, scores, problems, seed=seed, n_resamples=n_resamples),
+        "beyond_logits": {"score": best, "auroc_gain_over": over},
     }
+
+
+def verdict(decision: Mapping[str, Any]) -> str:
+    """Does the hidden state add anything to what log-probabilities say? One sentence, from `decision`'s result."""
+    score, over = decision["beyond_logits"]["score"], decision["beyond_logits"]["auroc_gain_over"]
+    known = {name: gain for name, gain in over.items() if gain["value"] is not None and gain["low"] is not None}
+    if not known:
+        return f"too few problems, or steps of one kind only: it cannot be said whether {score} beats the logits"
+    name, least = min(known.items(), key=lambda item: item[1]["value"])
+    seen = f"{least['value']:+.3f} AUROC ({least['low']:+.3f} to {least['high']:+.3f}) against {name}, the best of them"
+    if least["low"] > 0:
+        return f"{score} tells more than the logits alone: {seen}"
+    if least["high"] < 0:
+        return f"{score} tells less than the logits alone: {seen}"
+    return f"it cannot be said that {score} tells more than the logits alone: {seen}"
 
 
 def predict_rows(path: Path, role: ProbeRole, collection: Collection) -> NDArray[np.float64]:
@@ -147,8 +167,10 @@ def _quality(
     return {
         "n_steps": int(rows.sum()),
         "share_mean": float(truth.mean()),
+        "mse_constant": float(truth.var()),
         **evaluate.probe_quality(truth, guess, collection.problem_ids[rows], seed=seed, n_resamples=n_resamples),
         "calibration_curve": calibration_curve(truth, guess),
+        "histogram": histogram(truth, guess),
     }
 
 
@@ -160,3 +182,12 @@ def calibration_curve(share: NDArray[np.float64], predicted: NDArray[np.float64]
         for k in range(N_CURVE_BINS)
         if (inside := bins == k).any()
     ]
+
+
+def histogram(share: NDArray[np.float64], predicted: NDArray[np.float64]) -> dict[str, list[int]]:
+    """How often each prediction was made, in bins of equal width, for steps that are likely and those that are not."""
+    likely = share >= evaluate.LIKELY_SHARE
+    return {
+        name: np.histogram(predicted[rows], N_HISTOGRAM_BINS, (0, 1))[0].tolist()
+        for name, rows in (("likely", likely), ("unlikely", ~likely))
+    }

@@ -85,9 +85,14 @@ def make_labels(
     return _derive(collection, clusterer.name, found)
 
 
-def write_labels(labels: Labels, collection: Collection) -> Path:
-    """Write `labels.json` into the collection's folder, under a temporary name first."""
-    path = collection.folder / LABELS_FILE
+def labels_file(clusterer: str) -> str:
+    """Where the labels of one kind of clusterer stay, for comparing; `LABELS_FILE` is what training reads."""
+    return f"labels-{clusterer}.json"
+
+
+def write_labels(labels: Labels, collection: Collection, file: str = LABELS_FILE) -> Path:
+    """Write labels into the collection's folder, under a temporary name first."""
+    path = collection.folder / file
     document = {
         "version": LABELS_VERSION,
         "clusterer": labels.clusterer,
@@ -102,9 +107,9 @@ def write_labels(labels: Labels, collection: Collection) -> Path:
     return path
 
 
-def read_labels(collection: Collection) -> Labels:
+def read_labels(collection: Collection, file: str = LABELS_FILE) -> Labels:
     """Read what `write_labels` wrote; ConfigError when it is missing, broken, or of an earlier state of the index."""
-    path = collection.folder / LABELS_FILE
+    path = collection.folder / file
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["version"] != LABELS_VERSION:
@@ -125,16 +130,17 @@ def read_labels(collection: Collection) -> Labels:
 
 def _cluster_prefix(prefix: Prefix, clusterer: Clusterer) -> PrefixClusters:
     texts = [sample.text for sample in prefix.samples]
+    context = f"{prefix.question}\n\n{prefix.text}"
     writers = [sample.writer for sample in prefix.samples]
     own = [0] * len(texts)
     for role in ROLES:
         rows = [row for row, writer in enumerate(writers) if writer == role]
-        for row, cluster_id in zip(rows, clusterer.cluster([texts[row] for row in rows])):
+        for row, cluster_id in zip(rows, clusterer.cluster([texts[row] for row in rows], context)):
             own[row] = cluster_id
     # Greedy clusters depend on order. The target's samples go first, so that they found the clusters.
     order = sorted(range(len(texts)), key=lambda row: writers[row] != "target")
     joint = [0] * len(texts)
-    for row, cluster_id in zip(order, clusterer.cluster([texts[row] for row in order])):
+    for row, cluster_id in zip(order, clusterer.cluster([texts[row] for row in order], context)):
         joint[row] = cluster_id
     return PrefixClusters(prefix.prefix_id, tuple(own), tuple(joint))
 

@@ -84,7 +84,8 @@ class WorldClusterer:
 
     name = "world (exact: same operation, operands and result)"
 
-    def cluster(self, texts: Sequence[str]) -> list[int]:
+    def cluster(self, texts: Sequence[str], context: str = "") -> list[int]:
+        del context
         meanings = [meaning_of(text) for text in texts]
 
         def same(first: int, other: int) -> bool:
