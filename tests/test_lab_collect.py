@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -39,11 +42,13 @@ def config(**changes) -> CollectConfig:
 
 
 @pytest.fixture
-def collect(tiny, tmp_path):
+def collect(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("semspec_local.lab.collect._ROUNDS", 1)  # two prefixes a group
+
     def run(n_groups: int | None = None, folder=tmp_path / "collection", problems=PROBLEMS, **changes):
         pair = (tiny("llama"), tiny("llama-other-seed"))
         with Collector(folder, *pair, config(**changes), "made", "made") as collector:
-            for number, _ in enumerate(collector.run(problems, n_group=2), 1):
+            for number, _ in enumerate(collector.run(problems), 1):
                 if number == n_groups:
                     break
         return folder
@@ -98,6 +103,38 @@ def test_a_run_cut_short_has_one_prefix_of_many_problems_and_goes_on_to_the_same
         file.write('{"prefix_id": 99, "torn')
     collect()
     assert rows(folder) == whole
+
+
+def test_killed_at_any_moment_it_goes_on_to_the_same_end(tmp_path):
+    def command(folder):
+        settings = ("--pair", "tiny", "--data", "world:3", "--limit", "12", "--samples", "4", "--post", "-t", "1")
+        return [sys.executable, "-m", "semspec_local", "probe", "collect", str(folder), *settings]
+
+    done = subprocess.run(command(tmp_path / "whole"), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "24 prefixes in " in done.stderr.splitlines()[-1]
+    whole = (tmp_path / "whole" / "index.jsonl").read_bytes()
+    for n_lines in (1, 5, 14):
+        folder = tmp_path / f"killed-{n_lines}"
+        index = folder / "index.jsonl"
+        process = subprocess.Popen(command(folder), stderr=subprocess.DEVNULL)
+        while process.poll() is None and not (index.exists() and index.read_bytes().count(b"\n") >= n_lines):
+            time.sleep(0.001)
+        process.kill()
+        process.wait()
+        kept = index.read_bytes()
+        assert whole.startswith(kept[: kept.rfind(b"\n") + 1])
+        assert subprocess.run(command(folder), capture_output=True, check=False).returncode == 0
+        assert index.read_bytes() == whole
+
+
+def test_a_time_budget_ends_it_after_a_group(tmp_path):
+    settings = ("--pair", "tiny", "--data", "world:3", "--limit", "40", "--samples", "2", "--post", "-t", "1")
+    words = [sys.executable, "-m", "semspec_local", "probe", "collect", str(tmp_path / "c"), *settings]
+    done = subprocess.run([*words, "--time-budget", "0.0001"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "the time is up; the same command goes on from here" in done.stderr
+    assert 0 < len(rows(tmp_path / "c")) < 80
 
 
 def test_other_settings_do_not_mix_into_a_collection(collect):

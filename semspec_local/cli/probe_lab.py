@@ -15,6 +15,7 @@ from ..config import RunConfig, default_threads
 from ..errors import ConfigError
 from ..lab.labels import DEFAULT_RECIPE, RECIPES
 from ..policy import POLICIES
+from .counting import counting
 
 if TYPE_CHECKING:
     from ..lab.collect import Problem
@@ -65,6 +66,7 @@ collection_argument = click.argument("collection", type=click.Path(exists=True, 
 @click.option("--draft-layer", type=int, multiple=True, help="The same for the draft.")
 @click.option("--post/--no-post", default=False, help="Read the last layer after the final norm.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="Seed of samples and prefixes.")
+@click.option("--time-budget", type=click.FloatRange(0, min_open=True), metavar="MINUTES", help="Stop after so long.")
 @click.option("-t", "--threads", type=click.IntRange(1), default=default_threads, help="CPU threads.")
 def collect(
     collection: Path,
@@ -78,6 +80,7 @@ def collect(
     draft_layer: tuple[int, ...],
     post: bool,
     seed: int,
+    time_budget: float | None,
     threads: int,
 ) -> None:
     """Sample steps of both models into COLLECTION; run it again to go on where it stopped."""
@@ -97,10 +100,15 @@ def collect(
     )
     problems, name = problems_of(data, limit, offset)
     with Collector(collection, files.target, files.draft, config, files.name, name) as collector:
-        start = time.monotonic()
-        for n_done, n_new in collector.run(problems):
-            rate = n_new / (time.monotonic() - start) * 60
-            say(f"{n_done} prefixes stored, {rate:.1f} a minute")
+        begun, before, n_stored = time.monotonic(), collector.n_stored, collector.n_stored
+        with counting("prefixes", len(problems) * prefixes, done=before) as advance:
+            for n_stored in collector.run(problems):
+                minutes = (time.monotonic() - begun) / 60
+                advance(n_stored, f"{2 * samples * (n_stored - before) / minutes:,.0f} samples a minute")
+                if time_budget is not None and minutes >= time_budget:
+                    say("the time is up; the same command goes on from here")
+                    break
+    say(f"{n_stored:,} prefixes in {collection}")
 
 
 @click.command(context_settings=_SHOWN)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,6 +29,9 @@ from .collection import COLLECTION_VERSION, POST, StateKind
 from .world import problems as world_problems
 
 logger = logging.getLogger(__name__)
+
+_ROUNDS = 4
+"""Samples of a group for each lane: more keep the lanes fuller, and lose more when a run is cut short."""
 
 _NO_BOUNDARY = "\0"  # a whole solution is written as one step
 
@@ -177,31 +180,38 @@ class Collector:
 
     # -- the run ------------------------------------------------------------------------------------
 
-    def run(self, problems: Sequence[Problem], *, n_group: int = 24) -> Iterator[tuple[int, int]]:
-        """Collect what is not stored yet; yields how many prefixes are, and how many are new, after each group.
+    @property
+    def n_stored(self) -> int:
+        """How many prefixes the folder holds."""
+        return len(_read_lines(self.folder / "index.jsonl"))
+
+    def run(self, problems: Sequence[Problem]) -> Iterator[int]:
+        """Collect what is not stored yet; yields how many prefixes are stored after each group.
 
         The first prefix of every problem comes before the second of any, so that a run cut short has many problems.
+        What a lane computes depends a little on its neighbours, so a group that was cut short is sampled again whole:
+        it becomes what it would have been.
         """
         done = {row["prefix_id"] for row in _read_lines(self.folder / "index.jsonl")}
-        n_new = 0
+        n_group = -(-_ROUNDS * self.config.n_lanes // self.config.n_samples)
         for k in range(self.config.n_prefixes):
             for start in range(0, len(problems), n_group):
                 prefixes = self._prefixes(problems[start : start + n_group])
-                waiting = [p for p in prefixes if p.prefix_id % self.config.n_prefixes == k and p.prefix_id not in done]
-                if waiting:
-                    self._collect_group(waiting)
-                    done |= {prefix.prefix_id for prefix in waiting}
-                    n_new += len(waiting)
-                    yield len(done), n_new
+                group = [p for p in prefixes if p.prefix_id % self.config.n_prefixes == k]
+                if missing := {prefix.prefix_id for prefix in group} - done:
+                    self._collect_group(group, missing)
+                    done |= missing
+                    yield len(done)
 
     def _prefixes(self, problems: Sequence[Problem]) -> list[_Prefix]:
         """Places in solutions by the target; the solutions are stored, so that a rerun has the same prefixes."""
         path = self.folder / "solutions.jsonl"
         stored = {row["problem_id"]: row["tokens"] for row in _read_lines(path)}
-        missing = [problem for problem in problems if problem.problem_id not in stored]
-        for problem, tokens in self._solve(missing):
-            stored[problem.problem_id] = tokens
-            _append_line(path, {"problem_id": problem.problem_id, "tokens": tokens})
+        if any(problem.problem_id not in stored for problem in problems):
+            for problem, tokens in self._solve(problems):
+                if problem.problem_id not in stored:
+                    stored[problem.problem_id] = tokens
+                    _append_line(path, {"problem_id": problem.problem_id, "tokens": tokens})
         prefixes: list[_Prefix] = []
         for problem in problems:
             prompt, steps = self._prompt(problem), self._cut(stored[problem.problem_id])
@@ -244,7 +254,7 @@ class Collector:
             reader.feed(self.target.model.vocabulary.piece(token))
         return steps
 
-    def _collect_group(self, prefixes: Sequence[_Prefix]) -> None:
+    def _collect_group(self, prefixes: Sequence[_Prefix], missing: Collection[int]) -> None:
         drafted = self._write_samples(self.draft, "draft", prefixes)
         targeted: dict[int, list[ModelStep]] = {}
         target_read: dict[int, list[ModelStep]] = {}
@@ -256,6 +266,8 @@ class Collector:
         # The target reads the draft's samples while the prefix is in its cache, right before it writes its own.
         targeted = self._write_samples(self.target, "target", prefixes, read_drafted)
         for prefix in prefixes:
+            if prefix.prefix_id not in missing:
+                continue
             trunk = self.draft.plant(prefix.tokens)
             draft_read[prefix.prefix_id] = self.draft.read(trunk, [s.tokens for s in targeted[prefix.prefix_id]])
             self.draft.release(trunk)
