@@ -53,6 +53,11 @@ def provenance(argv: Sequence[str] | None = None) -> dict[str, Any]:
     }
 
 
+def command_line(program: str) -> list[str]:
+    """This process's command as it may be read elsewhere: without the folders of this machine."""
+    return [program, *(Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])]
+
+
 def atomic_write(path: str | PathLike[str], data: bytes | str) -> None:
     """Write a whole file or nothing: a temporary name in the same folder, synced, then renamed.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from semspec_local.lab.cluster import ExactRule, RuleClusterer
+from semspec_local.lab.meaning.cluster import ExactRule, RuleClusterer
 from semspec_local.modelinfo import ModelInfo
 
 N_EMBD = {"target": 8, "draft": 6}

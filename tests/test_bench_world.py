@@ -19,7 +19,7 @@ from semspec_local.bench.world_run import ItemResult, Progress, Results, item_se
 from semspec_local.bench.world_task import BENCH_SEED, TUNING_SEED, Verdicts, is_right, verdicts_on, world_items
 from semspec_local.errors import ConfigError, DecodeError
 from semspec_local.lab.world import PlannedStep, Problem, problems
-from semspec_local.lab.world_text import Meaning
+from semspec_local.lab.world.text import Meaning
 from semspec_local.metrics import Counters
 from semspec_local.trace import StepRecord
 

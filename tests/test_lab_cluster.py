@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from semspec_local.errors import ConfigError
-from semspec_local.lab.cluster import ExactRule, RuleClusterer, adjusted_rand, greedy_clusters
-from semspec_local.lab.judge import QUESTION, JudgeRule
-from semspec_local.lab.numbers import numbers_in
-from semspec_local.lab.textmodels import EmbeddingRule, NliRule
+from semspec_local.lab.meaning.cluster import ExactRule, RuleClusterer, adjusted_rand, greedy_clusters
+from semspec_local.lab.meaning.judge import QUESTION, JudgeRule
+from semspec_local.lab.meaning.numbers import numbers_in
+from semspec_local.lab.meaning.textmodels import EmbeddingRule, NliRule
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ ALLOWED = {
     "llama_cpp": ["llama/"],
     "onnxruntime": ["probes/"],
     "onnx": ["probes/adopt.py", "probes/write.py"],
-    "torch": ["lab/tiny_llama.py", "lab/tiny_train.py", "lab/train.py"],
+    "torch": ["lab/tiny/llama.py", "lab/tiny/train.py", "lab/train.py"],
     "scipy": ["lab/"],
     "tokenizers": ["lab/"],
     "safetensors": ["lab/", "probes/weightfile.py"],

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from semspec_local.errors import ConfigError
-from semspec_local.lab.tiny_data import encode, make_tokenizer, solved
-from semspec_local.lab.tiny_gguf import ASSISTANT, CONTROLS, END, USER, Shape, random_weights, write_gguf
+from semspec_local.lab.tiny.data import encode, make_tokenizer, solved
+from semspec_local.lab.tiny.gguf import ASSISTANT, CONTROLS, END, USER, Shape, random_weights, write_gguf
 from semspec_local.lab.world import problems
 from semspec_local.llama.chat import ChatTemplate
 from semspec_local.llama.model import LlamaModel
@@ -83,7 +83,7 @@ def test_a_system_message_is_refused(model):
 def test_torch_and_llama_cpp_compute_the_same(tokenizer, tmp_path):
     torch = pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
     from semspec_local.config import SamplingConfig
-    from semspec_local.lab.tiny_llama import Llama
+    from semspec_local.lab.tiny.llama import Llama
     from semspec_local.llama.session import LlamaStepModel
 
     torch.manual_seed(0)
@@ -105,7 +105,7 @@ def test_torch_and_llama_cpp_compute_the_same(tokenizer, tmp_path):
 
 def test_a_grown_model_computes_what_the_small_one_does():
     torch = pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
-    from semspec_local.lab.tiny_llama import Llama, grown
+    from semspec_local.lab.tiny.llama import Llama, grown
 
     torch.manual_seed(0)
     small = Llama(SHAPE, 300)
@@ -124,7 +124,7 @@ def test_a_grown_model_computes_what_the_small_one_does():
 
 def test_a_model_begins_as_a_copy_of_one_of_its_own_shape():
     torch = pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
-    from semspec_local.lab.tiny_llama import Llama, begun
+    from semspec_local.lab.tiny.llama import Llama, begun
 
     small = Llama(SHAPE, 300)
     copy = begun(small, replace(SHAPE, file_type="Q8_0"), seed=1)
@@ -145,7 +145,7 @@ def test_slips_come_at_the_rate_of_the_plan():
 
 def test_a_training_goes_on_from_its_own_checkpoint_and_from_no_other(tokenizer, tmp_path):
     torch = pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
-    from semspec_local.lab.tiny_train import Plan, Training, teach
+    from semspec_local.lab.tiny.train import Plan, Training, teach
 
     lessons = encode(tokenizer, [solved(1, number, "draft") for number in range(8)])
     plan = Plan(shape=SHAPE, hand="draft", slip_rate=0.1, n_lessons=8, n_short=0, batch_tokens=700, learning_rate=1e-3)
@@ -175,7 +175,7 @@ def test_a_training_goes_on_from_its_own_checkpoint_and_from_no_other(tokenizer,
 
 
 def test_the_table_of_shapes_has_a_row_of_numbers_for_each(tokenizer):
-    from semspec_local.lab.tiny_card import PREFILL_LENGTHS, shape_table
+    from semspec_local.lab.tiny.card import PREFILL_LENGTHS, shape_table
 
     wide = replace(SHAPE, n_embd=64, file_type="F16")
     head, rule, *rows = shape_table([SHAPE, wide], SHAPE, tokenizer, n_threads=1)

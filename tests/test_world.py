@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semspec_local.lab import world_text
 from semspec_local.lab.world import PlannedStep, Problem, WorldClusterer, WrittenStep, make_problem, problems, solve
-from semspec_local.lab.world_stories import IDLE, IDLE_OF_PEOPLE, KINDS, NAMES
-from semspec_local.lab.world_text import CORES, CORRECTIONS, HANDS, OPERATIONS, Meaning, Operation, meaning_of
+from semspec_local.lab.world import text as world_text
+from semspec_local.lab.world.stories import IDLE, IDLE_OF_PEOPLE, KINDS, NAMES
+from semspec_local.lab.world.text import CORES, CORRECTIONS, HANDS, OPERATIONS, Meaning, Operation, meaning_of
 from semspec_local.steps import split_steps
 
 ARITHMETIC = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": Fraction}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ..lab.world import Problem, problems
-from ..lab.world_text import Meaning, meaning_of
+from ..lab.world.text import Meaning, meaning_of
 from ..trace import StepRecord
 from .arms import ArmRun
 

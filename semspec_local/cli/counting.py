@@ -1,4 +1,4 @@
-"""How far a long count has come, on stderr: a bar with the time left on a terminal, a plain line now and then elsewhere."""
+"""How far a long count has come, on stderr: a bar with the time left on a terminal, else a plain line now and then."""
 
 from __future__ import annotations
 

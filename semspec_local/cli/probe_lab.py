@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from ..config import RunConfig, default_threads
 from ..errors import ConfigError
 from ..lab.labels import DEFAULT_RECIPE, RECIPES
 from ..policy import POLICIES
+from ..provenance import command_line
 from .counting import counting
 
 if TYPE_CHECKING:
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
 
 _SHOWN = {"show_default": True}
 DEFAULT_POLICY = RunConfig().policy
-
-
-def command_line() -> str:
-    """This command as it may be read elsewhere: without the folders of this machine."""
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return " ".join(["semspec-local", *words])
 
 
 def say(text: str) -> None:
@@ -151,7 +146,7 @@ def train(
     except ImportError as error:
         raise click.ClickException(f"{error.name} is not installed: pip install '.[train]'") from None
     config = TrainConfig(recipe=recipe, loss=loss, heads=heads, seed=seed, max_epochs=max_epochs, n_threads=threads)
-    build_probes(collection, out, config, command=command_line(), say=say)
+    build_probes(collection, out, config, command=shlex.join(command_line("semspec-local")), say=say)
 
 
 @click.command(context_settings=_SHOWN)
@@ -173,7 +168,7 @@ def evaluate(collection: Path, probes: Path, out: Path | None, html: Path | None
 
     rows = read_collection(collection)
     files = {role: path for role in PROBE_ROLES if (path := probes / f"{role}.onnx").exists() or role in ROLES}
-    report = {"command": command_line(), **examine(files, rows, read_labels(rows))}
+    report = {"command": shlex.join(command_line("semspec-local")), **examine(files, rows, read_labels(rows))}
     if out:
         atomic_write(out, json.dumps(report, indent=2) + "\n")
     if html or figures:

@@ -14,8 +14,8 @@ from ..errors import ConfigError
 from .probe_lab import collection_argument, say
 
 if TYPE_CHECKING:
-    from ..lab.cluster import Clusterer
     from ..lab.collection import Collection
+    from ..lab.meaning.cluster import Clusterer
 
 CLUSTERERS = {
     "embedding": "sentence embeddings are close (--encoder, --min-cosine)",
@@ -31,7 +31,7 @@ _A_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 def clusterer_of(options: dict[str, Any], collection: Collection, stack: ExitStack) -> Clusterer:
     """The clusterer that the options name; what it holds is closed with `stack`."""
-    from ..lab import cluster, judge, textmodels
+    from ..lab.meaning import cluster, judge, textmodels
     from ..lab.world import WorldClusterer
 
     kind, same_numbers = options["clusterer"], options["same_numbers"]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..roles import ROLES
-from .cluster import adjusted_rand
 from .collection import Collection, Prefix
 from .labels import Labels, PrefixClusters, label_facts
+from .meaning.cluster import adjusted_rand
 from .page import page, table
 
 

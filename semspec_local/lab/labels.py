@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..roles import ROLES, Role
-from .cluster import Clusterer
 from .collection import Collection, Prefix
+from .meaning.cluster import Clusterer
 
 LABELS_VERSION = 1
 LABELS_FILE = "labels.json"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from math import comb
 from typing import Protocol
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 from .numbers import numbers_in
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..protocols import FloatArray
+from ...protocols import FloatArray
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 CONTROLS = (USER, ASSISTANT, END)

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..answer import final_answer
-from ..config import SamplingConfig
-from ..llama.chat import ChatTemplate
-from ..llama.context import LlamaContext
-from ..llama.lanes import Job, LlamaLanes
-from ..llama.model import LlamaModel
-from ..llama.quantize import requantize
-from ..steps import StepReader
-from .tiny_gguf import Shape, random_weights, write_gguf
-from .world import Problem
+from ...answer import final_answer
+from ...config import SamplingConfig
+from ...llama.chat import ChatTemplate
+from ...llama.context import LlamaContext
+from ...llama.lanes import Job, LlamaLanes
+from ...llama.model import LlamaModel
+from ...llama.quantize import requantize
+from ...steps import StepReader
+from ..world import Problem
+from .gguf import Shape, random_weights, write_gguf
 
 MAX_SOLUTION_TOKENS = 400
 PREFILL_LENGTHS = (5, 9, 17, 24, 40)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..config import DEFAULT_BOUNDARY
-from .cluster import greedy_clusters
-from .world_stories import KINDS, NAMES, Kind
-from .world_text import HANDS, Meaning, Operation, compute, meaning_of, word_step
+from ...config import DEFAULT_BOUNDARY
+from ..meaning.cluster import greedy_clusters
+from .stories import KINDS, NAMES, Kind
+from .text import HANDS, Meaning, Operation, compute, meaning_of, word_step
 
 MIN_VALUE, MAX_VALUE = 2, 60
 MIN_STEPS, MAX_STEPS = 2, 8

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config import THINK_CLOSE, default_threads
-from ..errors import ConfigError
-from ..llama.chat import ChatTemplate
-from ..llama.context import LlamaContext
-from ..llama.model import LlamaModel
+from ...config import THINK_CLOSE, default_threads
+from ...errors import ConfigError
+from ...llama.chat import ChatTemplate
+from ...llama.context import LlamaContext
+from ...llama.model import LlamaModel
 
 QUESTION = """\
 {context}

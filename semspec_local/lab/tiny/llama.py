@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..protocols import FloatArray
-from .tiny_gguf import N_CTX_TRAIN, RMS_EPS, ROPE_BASE, Shape
+from ...protocols import FloatArray
+from .gguf import N_CTX_TRAIN, RMS_EPS, ROPE_BASE, Shape
 
 HAS_BFLOAT16 = bool(torch.cpu._is_avx512_bf16_supported())
 """Does this CPU multiply in bfloat16? Where it does, layers and optimizer do: four to five times as fast as float32."""

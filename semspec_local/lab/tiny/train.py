@@ -21,10 +21,10 @@ import torch.multiprocessing
 from numpy.typing import NDArray
 from torch import nn
 
-from ..errors import ConfigError
-from .tiny_data import Lesson
-from .tiny_gguf import Shape
-from .tiny_llama import HAS_BFLOAT16, Llama, begun
+from ...errors import ConfigError
+from .data import Lesson
+from .gguf import Shape
+from .llama import HAS_BFLOAT16, Llama, begun
 
 N_WARM_UP = 60
 FALLING_SHARE = 0.4

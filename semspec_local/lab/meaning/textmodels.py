@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
-from ..probes.runtime import open_session
-from ..protocols import FloatArray
+from ...errors import ConfigError
+from ...probes.runtime import open_session
+from ...protocols import FloatArray
 
 MIN_COSINE = 0.8
 MAX_ENCODER_TOKENS, MAX_NLI_TOKENS = 256, 512

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..roles import ROLES
-from .tiny_gguf import ASSISTANT, END, USER, train_vocabulary
-from .world import MIN_STEPS, make_problem, solve
+from ...roles import ROLES
+from ..world import MIN_STEPS, make_problem, solve
+from .gguf import ASSISTANT, END, USER, train_vocabulary
 
 N_VOCAB = 1024
 """The most ids the vocabulary may have; the world's words need about 900."""

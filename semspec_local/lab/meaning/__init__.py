@@ -1,0 +1,1 @@
+"""What counts as one meaning: rules, and clusters of steps by them."""

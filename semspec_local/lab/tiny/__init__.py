@@ -1,0 +1,1 @@
+"""The embedded pair: two tiny Llamas, taught on problems of the made world."""
