@@ -159,6 +159,12 @@ def test_a_line_without_a_question_is_named(tmp_path, line):
         read_problems(path, limit=5)
 
 
+def test_a_question_may_have_other_names(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"problem": "a", "answer": "1"}\n{"id": 4, "prompt": "b"}\n{"question": "c", "prompt": 5}\n')
+    assert [problem.question for problem in read_problems(path, limit=5)] == ["a", "b", "c"]
+
+
 def test_other_problems_of_the_same_data_join_a_collection(collect, tmp_path):
     folder = collect(problems=PROBLEMS[:1])
     collect(problems=PROBLEMS[1:])

@@ -13,6 +13,7 @@ import click
 
 from ..config import RunConfig, default_threads
 from ..errors import ConfigError
+from ..lab.collection import N_PREFIXES, N_SAMPLES
 from ..lab.labels import DEFAULT_RECIPE, RECIPES
 from ..policy import POLICIES
 from ..provenance import command_line
@@ -50,8 +51,8 @@ collection_argument = click.argument("collection", type=click.Path(exists=True, 
 @click.option("--data", required=True, help="Problems: a JSONL file of questions, or world:SEED for the made world.")
 @click.option("--limit", type=click.IntRange(1), default=110, help="Problems to use, from the first line on.")
 @click.option("--offset", type=click.IntRange(0), default=0, help="Lines to skip first.")
-@click.option("--samples", type=click.IntRange(2), default=12, help="Samples of each model at each prefix.")
-@click.option("--prefixes", type=click.IntRange(1), default=2, help="Prefixes of each problem.")
+@click.option("--samples", type=click.IntRange(2), default=N_SAMPLES, help="Samples of each model at each prefix.")
+@click.option("--prefixes", type=click.IntRange(1), default=N_PREFIXES, help="Prefixes of each problem.")
 @click.option(
     "--target-layer",
     type=int,

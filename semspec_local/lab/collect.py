@@ -25,7 +25,7 @@ from ..protocols import ModelStep, Pooling, TapPoint, Window
 from ..provenance import atomic_write, fingerprint_file, provenance
 from ..roles import Role
 from ..steps import StepReader
-from .collection import COLLECTION_VERSION, POST, StateKind
+from .collection import COLLECTION_VERSION, N_PREFIXES, N_SAMPLES, POST, StateKind
 from .world import problems as world_problems
 
 logger = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ class CollectConfig:
     """What to collect. Layers are 0-based, read before the final norm; `post` adds the last layer after it."""
 
     system: str
-    n_samples: int = 12
-    n_prefixes: int = 2
+    n_samples: int = N_SAMPLES
+    n_prefixes: int = N_PREFIXES
     """Prefixes per problem, chosen at random among the step boundaries of the target's solution."""
     max_step_tokens: int = 160
     max_solution_tokens: int = 512
@@ -78,8 +78,12 @@ class _Prefix:
         return (base * 1_000_003 + self.prefix_id * 4099 + sample * 2 + (writer == "draft")) % 2**31
 
 
+QUESTION_KEYS = ("question", "problem", "prompt")
+"""What a line may call its question; GSM8K, MATH and batches of jobs differ."""
+
+
 def read_problems(path: Path, limit: int, offset: int = 0) -> list[Problem]:
-    """Problems from a JSONL file whose lines hold `question`, numbered by their lines."""
+    """Problems from a JSONL file whose lines hold one of `QUESTION_KEYS`, numbered by their lines."""
     problems = []
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines):
@@ -98,10 +102,12 @@ def made_up_problems(seed: int, limit: int, offset: int = 0) -> list[Problem]:
 
 def _question(path: Path, number: int, line: str) -> str:
     try:
-        return str(json.loads(line)["question"])
-    except (ValueError, TypeError, KeyError):
+        row = json.loads(line)
+        return next(row[key] for key in QUESTION_KEYS if isinstance(row.get(key), str))
+    except (ValueError, AttributeError, StopIteration):
         raise ConfigError(
-            f"{path}, line {number + 1}: got {line[:60]!r}; wanted a JSON object with a question"
+            f"{path}, line {number + 1}: got {line.strip()[:60]!r}; wanted a JSON object with a text called "
+            f"{', '.join(QUESTION_KEYS[:-1])} or {QUESTION_KEYS[-1]}"
         ) from None
 
 
