@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from semspec_local.lab.world import PlannedStep, Problem, WorldClusterer, WrittenStep, make_problem, problems, solve
 from semspec_local.lab.world import text as world_text
 from semspec_local.lab.world.stories import IDLE, IDLE_OF_PEOPLE, KINDS, NAMES
-from semspec_local.lab.world.text import CORES, CORRECTIONS, HANDS, OPERATIONS, Meaning, Operation, meaning_of
+from semspec_local.lab.world.text import BRIEF, CORES, CORRECTIONS, HANDS, OPERATIONS, Meaning, Operation, meaning_of
 from semspec_local.steps import split_steps
 
 ARITHMETIC = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": Fraction}
@@ -267,6 +267,18 @@ def test_the_two_hands_rarely_use_the_same_words(operation: Operation) -> None:
     within = sum(n * (n - 1) for n in target.values()) / (200 * 199)
     assert across < 0.01 and across < within / 2
     assert min(len(target), len(draft)) >= 30
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_brief_hand_says_the_same_in_fewer_words_that_are_not_the_targets(operation: Operation) -> None:
+    rng = np.random.default_rng(0)
+    meaning = Meaning(operation, () if operation == "answer" else (3, 12), 15)
+    texts = {hand: [word_step(meaning, rng, hand) for _ in range(300)] for hand in (*HANDS, BRIEF)}
+    assert {meaning_of(text) for text in texts[BRIEF]} == {meaning}
+    words = {hand: np.mean([len(text.split()) for text in found]) for hand, found in texts.items()}
+    assert words[BRIEF] < 0.85 * min(words[hand] for hand in HANDS)
+    target, brief = Counter(texts["target"]), Counter(texts[BRIEF])
+    assert sum(n * brief[text] for text, n in target.items()) / 300**2 < 0.03
 
 
 SCRAPS = [core.format(a=a, b=4, c=7) for cores in CORES.values() for core in cores for a in (3, 7)]

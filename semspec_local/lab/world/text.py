@@ -18,6 +18,8 @@ Operation = Literal["add", "subtract", "multiply", "divide", "answer"]
 
 OPERATIONS: tuple[Operation, ...] = ("add", "subtract", "multiply", "divide", "answer")
 HANDS = ("target", "draft")
+BRIEF = "brief"
+"""The draft's hand in few words, so that a drafted step costs less than the target's own of the same meaning."""
 
 ZIPF_EXPONENT = 1.0
 """A hand picks its r-th favourite with weight 1 / r ** ZIPF_EXPONENT; the other hand likes them in reverse order."""
@@ -136,16 +138,18 @@ ANSWER_CLOSERS = (".", ", counted in {items}.", ", and we are done.", ", and no 
 
 
 @cache
-def _cumulative(n: int, hand: str) -> tuple[float, ...]:
-    weights = 1 / np.arange(1, n + 1) ** ZIPF_EXPONENT
-    if hand == HANDS[1]:
+def _cumulative(options: tuple[str, ...], hand: str) -> tuple[float, ...]:
+    weights = 1 / np.arange(1, len(options) + 1) ** ZIPF_EXPONENT
+    if hand != HANDS[0]:
         weights = weights[::-1]
+    if hand == BRIEF:
+        weights = weights * 3.0 ** -np.array([len(option.split()) for option in options])
     return tuple(np.cumsum(weights / weights.sum()).tolist())
 
 
 def pick(rng: np.random.Generator, options: tuple[str, ...], hand: str) -> str:
-    """One of `options`; the two hands like them in opposite order."""
-    return options[min(bisect(_cumulative(len(options), hand), rng.random()), len(options) - 1)]
+    """One of `options`; the two hands like them in opposite order, and each word makes one a third as likely in brief."""
+    return options[min(bisect(_cumulative(options, hand), rng.random()), len(options) - 1)]
 
 
 def word_step(
