@@ -148,7 +148,7 @@ def _cumulative(options: tuple[str, ...], hand: str) -> tuple[float, ...]:
 
 
 def pick(rng: np.random.Generator, options: tuple[str, ...], hand: str) -> str:
-    """One of `options`; the two hands like them in opposite order, and each word makes one a third as likely in brief."""
+    """One of `options`. The two hands like them in opposite order; in brief, each word makes one a third as likely."""
     return options[min(bisect(_cumulative(options, hand), rng.random()), len(options) - 1)]
 
 
