@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from .probes import OnnxJointProbe, OnnxProbe
 
 logger = logging.getLogger(__name__)
+
+Question = str | Sequence[Mapping[str, str]]
+"""A question, or the messages of a conversation, each with `role` and `content`; the last one asks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,14 +207,14 @@ class Reasoner:
 
     def start(
         self,
-        question: str,
+        question: Question,
         *,
         seed: int,
         system: str | None = None,
         template_options: Mapping[str, Any] | None = None,
         config: RunConfig | None = None,
     ) -> Speculation:
-        """A run over one question, ready to be iterated.
+        """A run over one question, or over messages with role and content, ready to be iterated.
 
         `system` None takes the pair's own message, "" none at all. Another `config` must sample as the loaded one
         does, and must not need models or probes that were not loaded.
@@ -232,7 +235,7 @@ class Reasoner:
         )
 
     def prompts(
-        self, question: str, *, system: str | None = None, template_options: Mapping[str, Any] | None = None
+        self, question: Question, *, system: str | None = None, template_options: Mapping[str, Any] | None = None
     ) -> Prompts:
         """The question as a run reads it, for who runs something else on the loaded models."""
         rendered = self._rendered(question, system, dict(template_options or {}))
@@ -248,13 +251,13 @@ class Reasoner:
         """The loaded models by role; they belong to this pair, and to one run at a time."""
         return self._models
 
-    def _rendered(self, question: str, system: str | None, options: dict[str, Any]) -> dict[Role, Prompt]:
+    def _rendered(self, question: Question, system: str | None, options: dict[str, Any]) -> dict[Role, Prompt]:
         """The question as each model reads it, with the template options that its own template knows."""
-        if not question.strip():
+        messages = [{"role": "user", "content": question}] if isinstance(question, str) else [*map(dict, question)]
+        if not messages or not messages[-1]["content"].strip():
             raise ConfigError("the question is empty; wanted some text")
-        messages = [{"role": "user", "content": question}]
         system = self.sources.system if system is None else system
-        if system:
+        if system and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system})
         known = {role: chat.options for role, chat in self._chats.items()}
         if unknown := sorted(set(options) - set().union(*known.values())):
@@ -277,7 +280,7 @@ class Reasoner:
             raise ConfigError(f"policy {policy.name} needs probes, and none were loaded for {self.policy.name}")
         return policy
 
-    def answer(self, question: str, *, seed: int | None = None, **options: Any) -> RunResult:
+    def answer(self, question: Question, *, seed: int | None = None, **options: Any) -> RunResult:
         """Run one question to its end; `seed` None chooses one, which the result names."""
         seed = new_seed() if seed is None else seed
         speculation = self.start(question, seed=seed, **options)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..config import ModelConfig, RunConfig, SamplingConfig, check_seed
+from ..config import check_seed
 from ..engine import Speculation
 from ..errors import ConfigError, SemspecError
 from ..interrupts import HeldInterrupt
-from ..policy import make_policy
-from ..reasoner import Reasoner, RunResult, Sources, new_seed, result_of
-from ..roles import PROBE_ROLES, ProbeRole
+from ..reasoner import Reasoner, RunResult, new_seed, result_of
 from ..trace import RunSummary, StepRecord, TraceWriter
 from . import INTERRUPTED, show
-from .options import config_options, configs, json_object
+from .options import json_object
+from .pair_options import calibrated, model_options, run_configs, set_verbosity, sources_of
 
 _FILE = click.Path(path_type=Path)
 
@@ -31,26 +28,7 @@ _FILE = click.Path(path_type=Path)
 @click.command()
 @click.argument("question", required=False)
 @click.option("-f", "--file", "question_file", type=_FILE, help="Read the question from a file.")
-@click.option(
-    "--pair",
-    help="A pair by name, or a manifest (.toml). Default: the default pair, or tiny where that was not pulled.",
-)
-@click.option("-m", "--model", "--target", "target", type=_FILE, help="The target, a GGUF file.")
-@click.option("-md", "--model-draft", "--draft-model", "--draft", "draft", type=_FILE, help="The draft, a GGUF file.")
-@click.option("--target-probe", type=_FILE, help="The target's probe, an ONNX file. Default: the pair's own.")
-@click.option("--draft-probe", type=_FILE, help="The draft's probe, an ONNX file. Default: the pair's own.")
-@click.option("--joint-probe", type=_FILE, help="The probe of both, an ONNX file. Default: the pair's own.")
-@config_options(RunConfig, SamplingConfig, ModelConfig)
-@click.option(
-    "--min-acceptance-ratio",
-    type=float,
-    help="The ratio floor: --threshold, by its name for policies that compare target with draft.",
-)
-@click.option(
-    "--max-accept-error",
-    type=click.FloatRange(0, 1, True, True),
-    help="Take the threshold that keeps errors among accepted steps below this share; see probe calibrate.",
-)
+@model_options
 @click.option("-s", "--seed", type=int, help="Seed of all random choices; 0 is a seed. Default: a new one, printed.")
 @click.option("-sys", "--system", help="The system message. Default: the pair's own; '' for none.")
 @click.option(
@@ -73,16 +51,13 @@ def run(**options: Any) -> int:
     QUESTION is text, or - to read it from standard input. The text goes to standard output as its steps are committed,
     coloured on a terminal by who wrote them; everything else goes to standard error.
     """
-    _set_verbosity(options["quiet"], options["verbose"])
-    _fold_ratio_floor(options)
-    config, models = configs(options)
-    make_policy(config.policy, config.threshold)  # a wrong one is said before any file is looked for
+    set_verbosity(options["quiet"], options["verbose"])
+    config, models = run_configs(options)
     seed = new_seed() if options["seed"] is None else check_seed(options["seed"])
     question = _question(options["question"], options["question_file"])
     with ExitStack() as stack:
-        sources = _sources(options)
-        if options["max_accept_error"] is not None:
-            config = replace(config, threshold=_calibrated(options["max_accept_error"], config, sources))
+        sources = sources_of(options)
+        config = calibrated(config, sources, options["max_accept_error"])
         reasoner = stack.enter_context(Reasoner(sources, config, models))
         speculation = reasoner.start(
             question, seed=seed, system=options["system"], template_options=options["template_kwargs"]
@@ -102,46 +77,6 @@ def run(**options: Any) -> int:
     if isinstance(failure, SemspecError):
         raise failure
     return INTERRUPTED if failure else 0
-
-
-def _set_verbosity(quiet: bool, verbose: int) -> None:
-    levels = {0: logging.WARNING, 1: logging.INFO}
-    level = logging.ERROR if quiet else levels.get(verbose, logging.DEBUG)
-    logging.getLogger("semspec_local").setLevel(level)
-    if verbose < 2:  # llama.cpp warns about much that is normal
-        logging.getLogger("semspec_local.llama.logs").setLevel(logging.ERROR)
-
-
-def _fold_ratio_floor(options: dict[str, Any]) -> None:
-    floor = options.pop("min_acceptance_ratio")
-    if floor is None:
-        return
-    if options["threshold"] is not None:
-        raise ConfigError("--min-acceptance-ratio and --threshold are one number; give one of them")
-    policy = make_policy(options["policy"])
-    if "target_semantic_prob" not in policy.needs:
-        raise ConfigError(f"--min-acceptance-ratio is for the semantic policies; {policy.name} has no ratio floor")
-    options["threshold"] = floor
-
-
-def _calibrated(alpha: float, config: RunConfig, sources: Sources) -> float:
-    """The threshold that `probe calibrate` found for this policy, for errors of at most `alpha`."""
-    from ..probes import read_probe_file
-
-    if config.threshold is not None:
-        raise ConfigError("--max-accept-error chooses the threshold; leave out --threshold")
-    role: ProbeRole = "joint" if "joint_semantic_prob" in make_policy(config.policy).needs else "target"
-    path = sources.probes.get(role)
-    known = read_probe_file(path).spec.calibrations if path is not None else ()
-    of_policy = {float(one["alpha"]): one["threshold"] for one in known if one["policy"] == config.policy}
-    kept = [a for a in of_policy if a <= alpha and of_policy[a] is not None]
-    if not kept:
-        have = ", ".join(f"{a:g}" for a in sorted(of_policy)) or "none"
-        raise ConfigError(
-            f"--max-accept-error is {alpha:g}; the probe holds thresholds of {config.policy} for: {have}. "
-            "Make one with semspec-local probe calibrate"
-        )
-    return float(of_policy[max(kept)])
 
 
 def _question(text: str | None, file: Path | None) -> str:
@@ -178,19 +113,6 @@ def _refuse_to_overwrite(trace: Path, inputs: Iterable[Path | None]) -> None:
         with trace.open("rb") as file:
             if not file.read(16).startswith(b'{"type": "run"'):
                 raise ConfigError(f"--trace {trace} exists and is no trace; remove it, or choose another name")
-
-
-def _sources(options: dict[str, Any]) -> Sources:
-    probes = {role: options[f"{role}_probe"] for role in PROBE_ROLES if options[f"{role}_probe"]}
-    target, draft = options["target"], options["draft"]
-    if target is None and draft is None:
-        found = Sources.from_pair(options["pair"])
-        return replace(found, probes={**found.probes, **probes})
-    if options["pair"] is not None:
-        raise ConfigError("--pair and -m/-md both name models; give one of them")
-    if target is None:
-        raise ConfigError("-md names a draft, but no target is given; add -m TARGET.gguf")
-    return Sources(target=target, draft=draft, probes=probes)
 
 
 def _stream(

@@ -103,7 +103,7 @@ def made_up_problems(seed: int, limit: int, offset: int = 0) -> list[Problem]:
 def _question(path: Path, number: int, line: str) -> str:
     try:
         row = json.loads(line)
-        return next(row[key] for key in QUESTION_KEYS if isinstance(row.get(key), str))
+        return next(str(row[key]) for key in QUESTION_KEYS if isinstance(row.get(key), str))
     except (ValueError, AttributeError, StopIteration):
         raise ConfigError(
             f"{path}, line {number + 1}: got {line.strip()[:60]!r}; wanted a JSON object with a text called "

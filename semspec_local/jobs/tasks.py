@@ -1,0 +1,38 @@
+"""Presets for well-known kinds of questions: what is added to each, and how its answer is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..answer import final_answer, last_boxed
+
+BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
+"""The sentence that Qwen's and DeepSeek's authors ask mathematics with."""
+
+_HASHES = re.compile(r"####\s*(.+)")
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+@dataclass(frozen=True)
+class Task:
+    """`suffix` follows every question after a blank line; `answer` finds the answer in what follows the thinking."""
+
+    suffix: str
+    answer: Callable[[str], str | None]
+
+
+def number_answer(text: str) -> str | None:
+    """The number in the last box or after `####`, without thousands separators and units; None where there is none."""
+    found = last_boxed(text)
+    if found is None:
+        hashes = _HASHES.findall(text)
+        found = hashes[-1] if hashes else ""
+    numbers = _NUMBER.findall(found.replace("\\!", "").replace("{,}", ","))
+    return numbers[-1].replace(",", "") if numbers else None
+
+
+FREE = Task("", final_answer)
+
+TASKS: dict[str, Task] = {"gsm8k": Task(BOXED, number_answer), "math": Task(BOXED, last_boxed)}
