@@ -95,8 +95,16 @@ class RunResult:
 class Reasoner:
     """A loaded pair. Use it in a `with`, for one question after another."""
 
-    def __init__(self, sources: Sources, config: RunConfig | None = None, models: ModelConfig | None = None) -> None:
+    def __init__(
+        self,
+        sources: Sources,
+        config: RunConfig | None = None,
+        models: ModelConfig | None = None,
+        *,
+        n_lanes: int = 1,
+    ) -> None:
         self.sources = sources
+        self.n_lanes = n_lanes
         self.config = config or RunConfig()
         self.models = models or ModelConfig()
         self.policy = make_policy(self.config.policy, self.config.threshold)
@@ -141,13 +149,18 @@ class Reasoner:
 
     def _load(self, stack: ExitStack) -> None:
         from .llama.chat import ChatTemplate
+        from .llama.context import LlamaContext
+        from .llama.hub import Hub
+        from .llama.lane_model import LaneStepModel
         from .llama.model import LlamaModel
         from .llama.session import LlamaStepModel
 
         self.infos: dict[Role, ModelInfo] = {}
         self.probes: dict[Role, OnnxProbe] = {}
         self.joint_probe: OnnxJointProbe | None = None
-        self._models: dict[Role, LlamaStepModel] = {}
+        self._lanes: list[dict[Role, LlamaStepModel]] = [{} for _ in range(self.n_lanes)]
+        self._models = self._lanes[0]
+        self.hub = Hub()
         self._chats: dict[Role, ChatTemplate] = {}
         layers = {"target": self.models.n_gpu_layers, "draft": self.models.n_gpu_layers_draft}
         models = {}
@@ -161,15 +174,15 @@ class Reasoner:
             n_ctx = min(self.models.n_ctx, model.n_ctx_train)
             if n_ctx < self.models.n_ctx != ModelConfig().n_ctx:  # nobody asked for the default
                 self._warn(f"the {role} was trained for {n_ctx:,} tokens of context; that is what it gets")
-            self._models[role] = stack.enter_context(
-                LlamaStepModel(
-                    model,
-                    n_ctx=n_ctx,
-                    n_threads=self.models.threads[role],
-                    sampling=self.config.sampling,
-                    taps=self._taps(role),
-                )
-            )
+            n_threads = self.models.threads[role]
+            settings: dict[str, Any] = {"n_ctx": n_ctx, "n_threads": n_threads, "taps": self._taps(role)}
+            if self.n_lanes == 1:
+                alone = LlamaStepModel(model, sampling=self.config.sampling, **settings)
+                self._models[role] = stack.enter_context(alone)
+            else:
+                context = stack.enter_context(LlamaContext(model, n_seq_max=self.n_lanes, **settings))
+                for number, lane in enumerate(self._lanes):
+                    lane[role] = stack.enter_context(LaneStepModel(context, number, self.hub, self.config.sampling))
             self._chats[role] = ChatTemplate(model)
 
     def _load_probes(self) -> None:
@@ -213,11 +226,13 @@ class Reasoner:
         system: str | None = None,
         template_options: Mapping[str, Any] | None = None,
         config: RunConfig | None = None,
+        lane: int = 0,
     ) -> Speculation:
         """A run over one question, or over messages with role and content, ready to be iterated.
 
         `system` None takes the pair's own message, "" none at all. Another `config` must sample as the loaded one
-        does, and must not need models or probes that were not loaded.
+        does, and must not need models or probes that were not loaded. Runs on different lanes may go on at once, each
+        as work of `hub`.
         """
         config = config or self.config
         if config.sampling != self.config.sampling:
@@ -225,8 +240,8 @@ class Reasoner:
         policy = self._policy_for(config)
         return Speculation(
             self.prompts(question, system=system, template_options=template_options),
-            target=self._models["target"],
-            draft=self._models.get("draft"),
+            target=self._lanes[lane]["target"],
+            draft=self._lanes[lane].get("draft"),
             policy=policy,
             config=config,
             probes=self.probes,

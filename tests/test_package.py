@@ -69,7 +69,7 @@ def test_types_are_published():
 # -- what an import costs ---------------------------------------------------------------------------
 
 HEAVY = {
-    *("llama_cpp", "gguf", "jinja2", "onnxruntime", "onnx", "rich"),
+    *("greenlet", "llama_cpp", "gguf", "jinja2", "onnxruntime", "onnx", "rich"),
     *("matplotlib", "torch", "scipy", "tokenizers", "safetensors", "huggingface_hub"),
 }
 
@@ -107,6 +107,7 @@ ALLOWED = {
     "tokenizers": ["lab/"],
     "safetensors": ["lab/", "probes/weightfile.py"],
     "skops": ["probes/weightfile.py"],
+    "greenlet": ["llama/hub.py"],
     "jinja2": ["llama/chat.py"],
     "huggingface_hub": ["pairs/hub.py"],
     "click": ["cli/"],

@@ -54,6 +54,9 @@ SOME_FAILED = 3
 @click.option(
     "--traces", type=click.Path(file_okay=False, path_type=Path), help="Keep one trace per item in this folder."
 )
+@click.option(
+    "--lanes", type=click.IntRange(1, 64), default=1, show_default=True, help="Run so many items at once, in one batch."
+)
 @click.option("--ordered", is_flag=True, help="At the end, rewrite the output in the order of the input.")
 @click.option("--retry-failed", is_flag=True, help="Run items again that failed before.")
 @click.option("--force", is_flag=True, help="Go on in an output that was made with other settings, models or items.")
@@ -95,7 +98,7 @@ def batch(source: str, output: Path, **options: Any) -> int:
         if entries:
             if options["traces"] is not None:
                 options["traces"].mkdir(parents=True, exist_ok=True)
-            reasoner = stack.enter_context(Reasoner(sources, config, models))
+            reasoner = stack.enter_context(Reasoner(sources, config, models, n_lanes=options["lanes"]))
             should_stop = stack.enter_context(_stop_on_interrupt())
             runner = Runner(
                 reasoner=reasoner,

@@ -48,18 +48,25 @@ class Runner:
 
     def run(self, entries: Iterable[Item | BadLine]) -> Iterator[ItemRecord]:
         """The record of every entry, as it finishes. Raises Stopped, and what traces that cannot be written raise."""
-        for entry in entries:
-            if self.should_stop():
-                raise Stopped
-            yield refused(entry) if isinstance(entry, BadLine) else self.record_of(entry)
+        reasoner = self.reasoner
+        yield from reasoner.hub.run(self._record, iter(entries), reasoner.n_lanes)
 
-    def record_of(self, item: Item) -> ItemRecord:
+    def _record(self, lane: int, entry: Item | BadLine) -> ItemRecord:
+        if self.should_stop():
+            raise Stopped
+        return refused(entry) if isinstance(entry, BadLine) else self.record_of(entry, lane)
+
+    def record_of(self, item: Item, lane: int = 0) -> ItemRecord:
         """Run one item to its end."""
         start = time.perf_counter()
         seed = item_seed(self.seed, item)
         try:
             speculation = self.reasoner.start(
-                self._messages(item), seed=seed, system=self.system, config=config_of(item, self.reasoner.config)
+                self._messages(item),
+                seed=seed,
+                system=self.system,
+                config=config_of(item, self.reasoner.config),
+                lane=lane,
             )
             records = list(self._steps(speculation))
             result = result_of(speculation, records)

@@ -19,7 +19,7 @@ from ..config import SamplingConfig
 from ..errors import ConfigError, DecodeError, ModelError
 from ..protocols import FloatArray, ModelStep, StepStates, TapPoint
 from ..steps import StepReader
-from .context import LlamaContext
+from .context import Decoded, LlamaContext
 from .model import LlamaModel
 from .sampling import KnownTokens, LlamaSampler, known_of_all
 from .vocabulary import LlamaVocabulary
@@ -42,6 +42,9 @@ FloatRows = dict[TapPoint, FloatArray]
 class LlamaStepModel:
     """Implements `protocols.StepModel` on llama.cpp; owns its context, and its model when given a path."""
 
+    sequence = 0
+    """The number of its sequence in the context."""
+
     def __init__(
         self,
         model: LlamaModel | Path,
@@ -62,13 +65,16 @@ class LlamaStepModel:
             self.context = stack.enter_context(
                 LlamaContext(self.model, n_ctx=n_ctx, n_threads=n_threads, taps=taps, n_ubatch=n_ubatch)
             )
-            vocabulary = self.model.vocabulary
-            self._sampler = LlamaSampler(sampling, seed=seed, n_vocab=vocabulary.n_tokens, n_used=vocabulary.n_used)
-            stack.callback(self._sampler.close)
-            self.tokens: list[int] = []
-            self._start: Checkpoint | None = None
+            self._begin(sampling, seed, stack)
             self._check_rollback()
             self._stack = stack.pop_all()
+
+    def _begin(self, sampling: SamplingConfig, seed: int, stack: ExitStack) -> None:
+        vocabulary = self.model.vocabulary
+        self._sampler = LlamaSampler(sampling, seed=seed, n_vocab=vocabulary.n_tokens, n_used=vocabulary.n_used)
+        stack.callback(self._sampler.close)
+        self.tokens: list[int] = []
+        self._start: Checkpoint | None = None
 
     @property
     def vocabulary(self) -> LlamaVocabulary:
@@ -90,8 +96,7 @@ class LlamaStepModel:
     def prefill(self, tokens: Sequence[int]) -> None:
         """Start over with these tokens as the whole cache; ConfigError when they leave no room to write."""
         self.check_prompt(tokens)
-        self.context.clear()
-        self.tokens, self._start = [], None
+        self._forget()
         self._decode(tokens)
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
@@ -110,7 +115,7 @@ class LlamaStepModel:
         known = KnownTokens(self.context.n_vocab) if logprobs else None
         rows: list[FloatRows] = []
         try:
-            write = self._write_tapped if self.context.calls_back else self._write
+            write = self._write if self._writes_alone else self._write_by_parts
             if reader.end is None:
                 write(reader, step.tokens, rows, known)
         except BaseException:
@@ -158,10 +163,15 @@ class LlamaStepModel:
         if rows:
             self._last_states = rows[-1]
 
-    def _write_tapped(
+    @property
+    def _writes_alone(self) -> bool:
+        """May `_write` drive the context itself?"""
+        return not self.context.calls_back
+
+    def _write_by_parts(
         self, reader: StepReader, tokens: list[int], rows: list[FloatRows], known: KnownTokens | None
     ) -> None:
-        """The same where states come through a callback."""
+        """The same where states come through a callback, or others use the context too."""
         while True:
             token = self._sampler.sample(self._logits)
             if token in self.vocabulary.eog_tokens:
@@ -200,7 +210,7 @@ class LlamaStepModel:
             self._refuse(n)
         outputs = [True] * n if all_logits else None
         try:
-            decoded = self.context.decode(tokens, range(n_past, n_past + n), outputs=outputs)
+            decoded = self._evaluate(tokens, outputs)
         except BaseException:
             # Part of the tokens may be in the memory, and llama.cpp's logits are those of nothing.
             self._return_to_start()
@@ -211,6 +221,10 @@ class LlamaStepModel:
         if decoded.states:
             self._last_states = {tap: rows[-1].copy() for tap, rows in decoded.states.items()}
         return decoded.states
+
+    def _evaluate(self, tokens: Sequence[int], outputs: Sequence[bool] | None) -> Decoded:
+        """Have the context evaluate tokens behind those in the cache."""
+        return self.context.decode(tokens, range(self.n_past, self.n_past + len(tokens)), outputs=outputs)
 
     def _refuse(self, n: int) -> NoReturn:
         raise DecodeError(
@@ -226,7 +240,7 @@ class LlamaStepModel:
                 n_past=self.n_past,
                 logits=self._logits.copy(),
                 last_states=dict(self._last_states),
-                memory=None if self.context.can_trim else self.context.save_state(),
+                memory=None if self.context.can_trim else self.context.save_state(self.sequence),
             )
         return self._start
 
@@ -249,9 +263,14 @@ class LlamaStepModel:
             self.prefill(kept)
 
     def _drop(self, n_past: int, memory: bytes | None) -> bool:
-        if memory is not None and not self.context.load_state(memory):
+        if memory is not None and not self.context.load_state(memory, self.sequence):
             return False
-        return self.context.trim(n_past)
+        return self.context.trim(n_past, self.sequence)
+
+    def _forget(self) -> None:
+        """Back to an empty cache."""
+        self.context.clear()
+        self.tokens, self._start = [], None
 
     def _return_to_start(self) -> None:
         """After a failure: back to where the step began, where everything is known, or to nothing."""
@@ -260,8 +279,7 @@ class LlamaStepModel:
             del self.tokens[start.n_past :]
             self._logits, self._last_states = start.logits, start.last_states
         else:
-            self.context.clear()
-            self.tokens, self._start = [], None
+            self._forget()
 
     _logits: FloatArray
     _all_logits: FloatArray
@@ -281,8 +299,7 @@ class LlamaStepModel:
                 f"{self.model.path.name} ({self.model.architecture}) keeps a recurrent memory that llama.cpp cannot "
                 "roll back, so a rejected step could not be undone; use a model with a plain cache"
             )
-        self.context.clear()
-        self.tokens, self._start = [], None
+        self._forget()
 
     def close(self) -> None:
         self._stack.close()
