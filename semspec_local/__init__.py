@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         SemspecError,
     )
     from .policy import POLICIES, make_policy
-    from .reasoner import Reasoner, RunResult, Sources
+    from .reasoner import Reasoner, Sources
+    from .result import RunResult
     from .trace import RunTrace, StepRecord, read_trace
 
     __version__: str
@@ -46,7 +47,8 @@ _HOMES = {
         "SemspecError",
     ),
     "policy": ("POLICIES", "make_policy"),
-    "reasoner": ("Reasoner", "RunResult", "Sources"),
+    "reasoner": ("Reasoner", "Sources"),
+    "result": ("RunResult",),
     "trace": ("RunTrace", "StepRecord", "read_trace"),
 }
 """Which module each public name comes from; the imports above say the same to type checkers."""

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .answer import final_answer
 from .config import MAX_SEED, ModelConfig, RunConfig, check_seed
 from .engine import Prompts, Speculation
 from .errors import ConfigError, ModelError, ProbeError
@@ -22,15 +21,18 @@ from .modelinfo import ModelInfo
 from .policy import Policy, make_policy
 from .protocols import TapPoint
 from .provenance import fingerprint_file, provenance
+from .result import RunResult, result_of
 from .roles import PROBE_ROLES, ROLES, ProbeRole, Role
-from .trace import StepRecord
 
 if TYPE_CHECKING:
     from .llama.chat import Prompt
+    from .llama.model import LlamaModel
     from .llama.session import LlamaStepModel
     from .probes import OnnxJointProbe, OnnxProbe
 
 logger = logging.getLogger(__name__)
+
+MAX_LANES = 32
 
 Question = str | Sequence[Mapping[str, str]]
 """A question, or the messages of a conversation, each with `role` and `content`; the last one asks."""
@@ -76,22 +78,6 @@ class Sources:
         return [path for role in ROLES if (path := self.path(role)) is not None] + list(self.probes.values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """A finished run. `reasoning` is None for a model that does not think."""
-
-    answer: str
-    text: str
-    reasoning: str | None
-    stop_reason: str
-    seed: int
-    usage: dict[str, int]
-    stats: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 class Reasoner:
     """A loaded pair. Use it in a `with`, for one question after another."""
 
@@ -102,13 +88,17 @@ class Reasoner:
         models: ModelConfig | None = None,
         *,
         n_lanes: int = 1,
+        max_lanes: int = MAX_LANES,
     ) -> None:
+        """`n_lanes` runs may go on at once; 0 takes as many as lower the cost, fit, and are at most `max_lanes`."""
         self.sources = sources
-        self.n_lanes = n_lanes
+        self.n_lanes, self.max_lanes = n_lanes, max_lanes
         self.config = config or RunConfig()
         self.models = models or ModelConfig()
         self.policy = make_policy(self.config.policy, self.config.threshold)
         self._check_sources()
+        if n_lanes != 1:
+            self._check_memory()
         self.warnings: list[str] = []
         with ExitStack() as stack:
             self._load(stack)
@@ -158,18 +148,19 @@ class Reasoner:
         self.infos: dict[Role, ModelInfo] = {}
         self.probes: dict[Role, OnnxProbe] = {}
         self.joint_probe: OnnxJointProbe | None = None
-        self._lanes: list[dict[Role, LlamaStepModel]] = [{} for _ in range(self.n_lanes)]
-        self._models = self._lanes[0]
         self.hub = Hub()
         self._chats: dict[Role, ChatTemplate] = {}
         layers = {"target": self.models.n_gpu_layers, "draft": self.models.n_gpu_layers_draft}
         models = {}
-        for role in ROLES if self.policy.drafts else ROLES[:1]:
+        for role in self._used_roles():
             path = self.sources.path(role)
             assert path is not None
             models[role] = stack.enter_context(LlamaModel(path, n_gpu_layers=layers[role]))
             self.infos[role] = models[role].info()
         self._load_probes()
+        self.n_lanes = self.n_lanes or self._best_lanes(models["target"])
+        self._lanes: list[dict[Role, LlamaStepModel]] = [{} for _ in range(self.n_lanes)]
+        self._models = self._lanes[0]
         for role, model in models.items():
             n_ctx = min(self.models.n_ctx, model.n_ctx_train)
             if n_ctx < self.models.n_ctx != ModelConfig().n_ctx:  # nobody asked for the default
@@ -184,6 +175,27 @@ class Reasoner:
                 for number, lane in enumerate(self._lanes):
                     lane[role] = stack.enter_context(LaneStepModel(context, number, self.hub, self.config.sampling))
             self._chats[role] = ChatTemplate(model)
+
+    def _check_memory(self) -> None:
+        """Many lanes take much memory; said before anything is loaded."""
+        from .llama.memory import check_fits, lanes_that_fit
+
+        n_ctx = self.models.n_ctx
+        paths = {role: path for role in self._used_roles() if (path := self.sources.path(role)) is not None}
+        if self.n_lanes > 1:
+            check_fits(paths, n_ctx, self.n_lanes)
+        self._most_lanes = min(self.max_lanes, lanes_that_fit(paths, n_ctx, self.max_lanes))
+
+    def _best_lanes(self, target: LlamaModel) -> int:
+        """As many lanes as lower the cost of a token, and as fit."""
+        from .llama.lane_choice import batch_costs, best_lanes
+
+        if self._most_lanes == 1:
+            return 1
+        return best_lanes(batch_costs(target, n_threads=self.models.threads["target"], most=self._most_lanes))
+
+    def _used_roles(self) -> tuple[Role, ...]:
+        return ROLES if self.policy.drafts else ROLES[:1]
 
     def _load_probes(self) -> None:
         from .probes import load_joint_probe, load_probe
@@ -343,45 +355,3 @@ def _probe_name(role: ProbeRole) -> str:
 def new_seed() -> int:
     """A seed nobody chose."""
     return secrets.randbelow(MAX_SEED + 1)
-
-
-def result_of(speculation: Speculation, records: list[StepRecord]) -> RunResult:
-    """The result of a run that has ended, or was broken off."""
-    counters = speculation.counters
-    reasoning, rest = speculation.prefix.split()
-    n_tokens = counters.n_committed_tokens
-    return RunResult(
-        answer=final_answer(rest),
-        text=speculation.text,
-        reasoning=reasoning,
-        stop_reason=speculation.stop_reason or "interrupted",
-        seed=speculation.seed,
-        usage={
-            "prompt_tokens": counters.n_prompt_tokens,
-            "completion_tokens": n_tokens,
-            "total_tokens": counters.n_prompt_tokens + n_tokens,
-        },
-        stats=stats_of(speculation, records),
-    )
-
-
-def stats_of(speculation: Speculation, records: list[StepRecord]) -> dict[str, Any]:
-    """Counters, rates, and the range of the semantic probabilities; None for what is unknown."""
-    counters = speculation.counters
-    fields = {name: value for name, value in vars(counters).items() if not name.startswith("_")}
-    return {
-        **fields,
-        "n_committed_tokens": counters.n_committed_tokens,
-        **counters.rates(),
-        "policy": speculation.policy.name,
-        "threshold": speculation.policy.threshold,
-        "speculated": counters.n_proposed_steps > 0,
-        "draft_semantic_prob_range": _range(records, "draft_semantic_prob"),
-        "target_semantic_prob_range": _range(records, "target_semantic_prob"),
-        "joint_semantic_prob_range": _range(records, "joint_semantic_prob"),
-    }
-
-
-def _range(records: list[StepRecord], name: str) -> list[float] | None:
-    values = [value for record in records if (value := getattr(record, name)) is not None]
-    return [min(values), max(values)] if values else None

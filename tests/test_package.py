@@ -124,6 +124,7 @@ LAYERS = [
     {"trace"},
     {"waiting", "candidate"},
     {"engine", "testing"},
+    {"result"},
     {"llama", "probes"},
     {"pairs"},
     {"reasoner"},

@@ -16,7 +16,8 @@ from semspec_local.errors import ConfigError, PairNotPulledError
 from semspec_local.llama.session import LlamaStepModel
 from semspec_local.pairs import list_pairs
 from semspec_local.protocols import TapPoint
-from semspec_local.reasoner import Reasoner, Sources, result_of
+from semspec_local.reasoner import Reasoner, Sources
+from semspec_local.result import result_of
 
 GREEDY = SamplingConfig(temperature=0)
 

@@ -18,7 +18,8 @@ from ..config import ModelConfig, RunConfig
 from ..errors import ConfigError
 from ..metrics import Counters
 from ..policy import POLICIES, make_policy
-from ..reasoner import Reasoner, Sources, result_of
+from ..reasoner import Reasoner, Sources
+from ..result import result_of
 from ..trace import StepRecord
 from .token_sd import TokenSpeculation
 

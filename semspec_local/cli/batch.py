@@ -24,7 +24,7 @@ from ..jobs.runner import Stopped
 from ..jobs.summary import Tally
 from ..jobs.tasks import FREE
 from ..provenance import fingerprint_file, provenance
-from ..reasoner import Reasoner
+from ..reasoner import MAX_LANES, Reasoner
 from . import INTERRUPTED
 from .counting import counting
 from .pair_options import calibrated, model_options, run_configs, set_verbosity, sources_of
@@ -55,7 +55,11 @@ SOME_FAILED = 3
     "--traces", type=click.Path(file_okay=False, path_type=Path), help="Keep one trace per item in this folder."
 )
 @click.option(
-    "--lanes", type=click.IntRange(1, 64), default=1, show_default=True, help="Run so many items at once, in one batch."
+    "--lanes",
+    type=click.IntRange(0, 64),
+    default=0,
+    show_default=True,
+    help="Run so many items at once; 0 measures how many are worth it, and takes what fits; 1 is one after the other.",
 )
 @click.option("--ordered", is_flag=True, help="At the end, rewrite the output in the order of the input.")
 @click.option("--retry-failed", is_flag=True, help="Run items again that failed before.")
@@ -98,7 +102,10 @@ def batch(source: str, output: Path, **options: Any) -> int:
         if entries:
             if options["traces"] is not None:
                 options["traces"].mkdir(parents=True, exist_ok=True)
-            reasoner = stack.enter_context(Reasoner(sources, config, models, n_lanes=options["lanes"]))
+            most = min(MAX_LANES, len(entries))
+            loaded = Reasoner(sources, config, models, n_lanes=options["lanes"], max_lanes=most)
+            reasoner = stack.enter_context(loaded)
+            say(f"lanes: {reasoner.n_lanes}")
             should_stop = stack.enter_context(_stop_on_interrupt())
             runner = Runner(
                 reasoner=reasoner,

@@ -16,7 +16,8 @@ from ..config import check_seed
 from ..engine import Speculation
 from ..errors import ConfigError, SemspecError
 from ..interrupts import HeldInterrupt
-from ..reasoner import Reasoner, RunResult, new_seed, result_of
+from ..reasoner import Reasoner, new_seed
+from ..result import RunResult, result_of
 from ..trace import RunSummary, StepRecord, TraceWriter
 from . import INTERRUPTED, show
 from .options import json_object

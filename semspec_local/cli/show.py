@@ -6,7 +6,7 @@ import re
 
 import click
 
-from ..reasoner import RunResult
+from ..result import RunResult
 from ..trace import StepRecord
 
 MIN_STEPS_TO_JUDGE = 5

@@ -17,7 +17,8 @@ from urllib.parse import quote
 from ..config import MAX_SEED, RunConfig
 from ..engine import Speculation
 from ..errors import ConfigError, SemspecError
-from ..reasoner import Reasoner, result_of
+from ..reasoner import Reasoner
+from ..result import result_of
 from ..trace import RunSummary, RunTrace, StepRecord, write_trace
 from .items import BadLine, Item, Message
 from .records import ItemError, ItemRecord, status_of

@@ -7,7 +7,7 @@ mirrored here, since their layout changes between versions.
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_bool, c_char_p, c_int, c_int64, c_size_t, c_uint16, c_void_p
+from ctypes import c_bool, c_char_p, c_int, c_int64, c_size_t, c_uint16, c_uint32, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gguf_find_key": (c_int64, [c_void_p, c_char_p]),
     "gguf_get_kv_type": (c_int, [c_void_p, c_int64]),
     "gguf_get_val_u16": (c_uint16, [c_void_p, c_int64]),
+    "gguf_get_arr_n": (c_size_t, [c_void_p, c_int64]),
+    "gguf_get_val_u32": (c_uint32, [c_void_p, c_int64]),
+    "gguf_get_val_str": (c_char_p, [c_void_p, c_int64]),
     "gguf_get_n_tensors": (c_int64, [c_void_p]),
     "gguf_get_tensor_name": (c_char_p, [c_void_p, c_int64]),
     "gguf_get_tensor_offset": (c_size_t, [c_void_p, c_int64]),

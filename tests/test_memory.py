@@ -1,0 +1,122 @@
+"""How many lanes fit, and how many are worth it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semspec_local.config import ModelConfig, RunConfig
+from semspec_local.errors import ConfigError, ModelError
+from semspec_local.llama import memory
+from semspec_local.llama.lane_choice import batch_costs, best_lanes
+from semspec_local.llama.model import LlamaModel
+from semspec_local.pairs import resolve
+from semspec_local.reasoner import Reasoner, Sources
+
+
+def test_the_caches_grow_with_context_and_lanes_and_layers():
+    target, draft = resolve("tiny").target, resolve("tiny").draft
+    base = memory.needed_bytes(target, 512, 1)
+    assert base > target.stat().st_size
+    per_token = 4 * (256 + 256) * 2  # layers, keys and values, float16
+    assert memory.needed_bytes(target, 512, 9) - base == 8 * 512 * per_token
+    assert memory.needed_bytes(target, 256, 1) == base - 256 * per_token
+    assert memory.needed_bytes(draft, 512, 9) - memory.needed_bytes(draft, 512, 1) == 8 * 512 * 2 * 256 * 2
+
+
+def test_no_more_context_is_counted_than_the_model_was_trained_for(tiny):
+    assert memory.needed_bytes(tiny("llama"), 10**6, 1) == memory.needed_bytes(tiny("llama"), 10**7, 1)
+
+
+def test_a_broken_file_is_said_to_be_broken(tmp_path):
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match="broken or truncated"):
+        memory.needed_bytes(path, 512, 1)
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, None),
+        ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    1024 kB\n"}, 2**20),
+        (
+            {
+                "proc/meminfo": "MemAvailable: 4096 kB\n",
+                "sys/fs/cgroup/memory.max": "3000000\n",
+                "sys/fs/cgroup/memory.current": "1000000\n",
+            },
+            2_000_000,
+        ),
+        ({"proc/meminfo": "MemAvailable: 4 kB\n", "sys/fs/cgroup/memory.max": "max\n"}, 4096),
+        (
+            {
+                "proc/meminfo": "MemAvailable: 4096 kB\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "10",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "20",
+            },
+            0,
+        ),
+    ],
+)
+def test_what_is_free_is_the_least_of_machine_and_container(tmp_path, files, free):
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert memory.free_bytes(tmp_path) == free
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_loaded(monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda: 100 * 2**20)
+    monkeypatch.setattr(LlamaModel, "__init__", lambda *_, **__: pytest.fail("a model was loaded"))
+    models = ModelConfig(n_ctx=512)
+    message = r"64 lanes of 512 tokens need about .* GiB of memory \(target .*use fewer --lanes"
+    with pytest.raises(ConfigError, match=message):
+        Reasoner(Sources.from_pair("tiny"), RunConfig(policy="loglik-ratio"), models, n_lanes=64)
+
+
+def test_as_many_lanes_as_fit(monkeypatch):
+    files = resolve("tiny")
+    paths = {"target": files.target, "draft": files.draft}
+
+    def fitting(n_lanes: int) -> int:
+        free = sum(memory.needed_bytes(path, 1024, n_lanes) for path in paths.values()) + memory._SPARE_BYTES
+        monkeypatch.setattr(memory, "free_bytes", lambda: free)
+        return memory.lanes_that_fit(paths, 1024, 32)
+
+    assert [fitting(n) for n in (1, 5, 32, 40)] == [1, 5, 32, 32]
+    monkeypatch.setattr(memory, "free_bytes", lambda: 0)
+    assert memory.lanes_that_fit(paths, 1024, 32) == 1
+    monkeypatch.setattr(memory, "free_bytes", lambda: None)
+    assert memory.lanes_that_fit(paths, 1024, 32) == 32
+
+
+@pytest.mark.parametrize(
+    ("costs", "best"),
+    [
+        ({1: 10.0}, 1),
+        ({1: 10.0, 2: 9.5, 4: 2.0}, 1),
+        ({1: 10.0, 2: 6.0, 4: 4.0, 8: 3.9}, 4),
+        ({1: 10.0, 2: 6.0, 4: 4.0, 8: 3.0}, 8),
+    ],
+)
+def test_lanes_are_doubled_while_that_pays(costs, best):
+    assert best_lanes(costs) == best
+
+
+def test_costs_are_measured_for_every_number_of_lanes():
+    with LlamaModel(Path(resolve("tiny").target)) as model:
+        costs = batch_costs(model, n_threads=1, most=9)
+    assert list(costs) == [1, 2, 4, 8] and all(seconds > 0 for seconds in costs.values())
+
+
+def test_zero_lanes_means_as_many_as_are_worth_it():
+    models = ModelConfig(n_ctx=256, n_threads=1)
+    with Reasoner(Sources.from_pair("tiny"), RunConfig(policy="never"), models, n_lanes=0, max_lanes=3) as reasoner:
+        assert reasoner.n_lanes in (1, 2)
+        assert (
+            reasoner.answer("Hm?", seed=1, config=RunConfig(policy="never", max_tokens=5)).usage["completion_tokens"]
+            <= 5
+        )
