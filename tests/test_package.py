@@ -69,7 +69,7 @@ def test_types_are_published():
 # -- what an import costs ---------------------------------------------------------------------------
 
 HEAVY = {
-    *("greenlet", "llama_cpp", "gguf", "jinja2", "onnxruntime", "onnx", "rich"),
+    *("greenlet", "ray", "llama_cpp", "gguf", "jinja2", "onnxruntime", "onnx", "rich"),
     *("matplotlib", "torch", "scipy", "tokenizers", "safetensors", "huggingface_hub"),
 }
 
@@ -103,6 +103,7 @@ ALLOWED = {
     "onnx": ["probes/adopt.py", "probes/write.py"],
     "torch": ["lab/tiny/llama.py", "lab/tiny/train.py", "lab/train.py"],
     "matplotlib": ["lab/charts.py"],
+    "ray": ["jobs/ray_engine.py"],
     "scipy": ["lab/"],
     "tokenizers": ["lab/"],
     "safetensors": ["lab/", "probes/weightfile.py"],

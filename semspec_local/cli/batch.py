@@ -5,26 +5,26 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
 
-from ..config import check_seed
+from ..config import ModelConfig, RunConfig, check_seed
 from ..errors import ConfigError
-from ..jobs import TASKS, Runner, read_job
+from ..jobs import TASKS, BadLine, Item, ItemRecord, Runner, read_job
 from ..jobs.items import Job, digest_of
-from ..jobs.output import OutputFile
+from ..jobs.output import MANIFEST_VERSION, OutputFile
 from ..jobs.records import FORMATS
 from ..jobs.runner import Stopped
 from ..jobs.summary import Tally
 from ..jobs.tasks import FREE
-from ..provenance import fingerprint_file, provenance
-from ..reasoner import MAX_LANES, Reasoner
+from ..provenance import command_line, fingerprint_file, provenance
+from ..reasoner import MAX_LANES, Reasoner, Sources
 from . import INTERRUPTED
 from .counting import counting
 from .pair_options import calibrated, model_options, run_configs, set_verbosity, sources_of
@@ -61,6 +61,17 @@ SOME_FAILED = 3
     show_default=True,
     help="Run so many items at once; 0 measures how many are worth it, and takes what fits; 1 is one after the other.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["here", "ray"]),
+    default="here",
+    show_default=True,
+    help="Where: on this machine, or on a Ray cluster, one pair of models per actor.",
+)
+@click.option(
+    "--actors", type=click.IntRange(1), default=2, show_default=True, help="Pairs of models on the Ray cluster."
+)
+@click.option("--ray-address", help="A running Ray cluster (auto, ray://...); default: start one on this machine.")
 @click.option("--ordered", is_flag=True, help="At the end, rewrite the output in the order of the input.")
 @click.option("--retry-failed", is_flag=True, help="Run items again that failed before.")
 @click.option("--force", is_flag=True, help="Go on in an output that was made with other settings, models or items.")
@@ -78,81 +89,122 @@ def batch(source: str, output: Path, **options: Any) -> int:
     set_verbosity(options["quiet"], options["verbose"])
     config, models = run_configs(options)
     seed = check_seed(options["seed"])
+    _check_engine(options)
     job = read_job(source, column=options["column"])
     _refuse_to_overwrite(output, source)
-    with ExitStack() as stack:
-        sources = sources_of(options)
-        config = calibrated(config, sources, options["max_accept_error"])
-        asked = {name: options[name] for name in ("task", "system", "form")}
-        facts = {
-            "input_sha256": job.sha256,
-            "files": [fingerprint_file(path) for path in sources.files() if path.exists()],
-            "config": asdict(config),
-            "n_ctx": models.n_ctx,
-            "seed": seed,
-            **asked,
-        }
-        manifest = {"version": 1, "job": facts, "n_items": len(job.entries), "provenance": provenance()}
-        out = stack.enter_context(OutputFile(output, manifest, force=options["force"], retry=options["retry_failed"]))
+    sources = sources_of(options)
+    setup = _Setup(sources, calibrated(config, sources, options["max_accept_error"]), models, seed, options)
+    say = _silent if options["quiet"] else _say
+    with OutputFile(output, setup.manifest(job), force=options["force"], retry=options["retry_failed"]) as out:
         entries = [entry for entry in job.entries if entry.id not in out.finished]
-        tally = Tally(n_before=len(out.finished), n_failed_before=sum(out.finished.values()))
-        say = _silent if options["quiet"] else _say
+        tally = Tally(n_failed_before=sum(out.finished.values()))
         _begin(job, len(entries), say)
-        stopped = False
-        if entries:
-            if options["traces"] is not None:
-                options["traces"].mkdir(parents=True, exist_ok=True)
-            most = min(MAX_LANES, len(entries))
-            loaded = Reasoner(sources, config, models, n_lanes=options["lanes"], max_lanes=most)
-            reasoner = stack.enter_context(loaded)
-            say(f"lanes: {reasoner.n_lanes}")
-            should_stop = stack.enter_context(_stop_on_interrupt())
-            runner = Runner(
-                reasoner=reasoner,
-                seed=seed,
-                task=TASKS[options["task"]] if options["task"] else FREE,
-                system=options["system"],
-                traces=options["traces"],
-                should_stop=should_stop,
-            )
-            stopped = _run(runner, entries, out, tally, len(job.entries), options, model=sources.target.stem)
-        if options["ordered"] and not stopped:
+        finished = _answer(entries, setup, out, tally, len(job.entries)) if entries else True
+        if options["ordered"] and finished:
             out.order([entry.id for entry in job.entries])
     for line in tally.lines() if tally.n_new else ():
         say(line)
     if digest_of(source) not in (job.sha256, None):
         click.echo(f"Note: {source} was changed meanwhile; what was there at the start was run", err=True)
-    if stopped:
+    if not finished:
         done = f"{len(out.finished):,} of {len(job.entries):,} items are in {output}"
         click.echo(f"Stopped; {done}. The same command goes on.", err=True)
         return INTERRUPTED
     return SOME_FAILED if any(out.finished.values()) else 0
 
 
-def _run(
-    runner: Runner,
-    entries: list[Any],
-    out: OutputFile,
-    tally: Tally,
-    n_all: int,
-    options: dict[str, Any],
-    *,
-    model: str,
-) -> bool:
-    """Run what is left; True when somebody stopped it."""
+@dataclass(frozen=True)
+class _Setup:
+    """What a job is run with."""
+
+    sources: Sources
+    config: RunConfig
+    models: ModelConfig
+    seed: int
+    options: dict[str, Any]
+
+    def manifest(self, job: Job) -> dict[str, Any]:
+        """What the output is made of; a rerun with something else under `job` is refused."""
+        facts = {
+            "input_sha256": job.sha256,
+            "files": [fingerprint_file(path) for path in self.sources.files() if path.exists()],
+            "config": asdict(self.config),
+            "n_ctx": self.models.n_ctx,
+            "seed": self.seed,
+            **{name: self.options[name] for name in ("task", "system", "form")},
+        }
+        made_by = provenance(command_line("semspec-local"))
+        return {"version": MANIFEST_VERSION, "job": facts, "n_items": len(job.entries), "provenance": made_by}
+
+
+def _answer(entries: list[Item | BadLine], setup: _Setup, out: OutputFile, tally: Tally, n_all: int) -> bool:
+    """Run what is left, each result to the output as it comes; False when somebody stopped it."""
+    options = setup.options
+    if options["traces"] is not None:
+        options["traces"].mkdir(parents=True, exist_ok=True)
+    run = _on_ray if options["engine"] == "ray" else _here
     with ExitStack() as stack:
+        should_stop = stack.enter_context(_stop_on_interrupt())
+        records = stack.enter_context(closing(run(entries, setup, should_stop)))
         advance = None
         if not options["quiet"]:
             advance = stack.enter_context(counting("items", n_all, done=len(out.finished)))
         try:
-            for record in runner.run(entries):
-                out.append(record.to_json(options["form"], model))
+            for record in records:
+                out.append(record.to_json(options["form"], setup.sources.target.stem))
                 tally.add(record)
                 if advance is not None:
                     advance(len(out.finished), tally.note())
         except Stopped:
-            return True
-    return False
+            return False
+    return True
+
+
+def _here(
+    entries: list[Item | BadLine], setup: _Setup, should_stop: Callable[[], bool]
+) -> Generator[ItemRecord, None, None]:
+    options, most = setup.options, min(MAX_LANES, len(entries))
+    with Reasoner(setup.sources, setup.config, setup.models, n_lanes=options["lanes"], max_lanes=most) as reasoner:
+        if not options["quiet"]:
+            _say(f"lanes: {reasoner.n_lanes}")
+        yield from Runner(
+            reasoner=reasoner,
+            seed=setup.seed,
+            task=TASKS[options["task"]] if options["task"] else FREE,
+            system=options["system"],
+            traces=options["traces"],
+            should_stop=should_stop,
+        ).run(entries)
+
+
+def _on_ray(
+    entries: list[Item | BadLine], setup: _Setup, should_stop: Callable[[], bool]
+) -> Generator[ItemRecord, None, None]:
+    from ..jobs.ray_engine import RayJob, run_on_ray
+
+    options = setup.options
+    job = RayJob(
+        sources=setup.sources,
+        config=setup.config,
+        models=setup.models,
+        seed=setup.seed,
+        n_lanes=options["lanes"] or 1,
+        task=options["task"],
+        system=options["system"],
+    )
+    yield from run_on_ray(
+        entries, job, n_actors=options["actors"], address=options["ray_address"], should_stop=should_stop
+    )
+
+
+def _check_engine(options: dict[str, Any]) -> None:
+    if options["engine"] == "ray":
+        if options["traces"] is not None:
+            raise ConfigError("--traces is for this machine alone; leave it out with --engine ray")
+        return
+    for name, flag in (("actors", "--actors"), ("ray_address", "--ray-address")):
+        if click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise ConfigError(f"{flag} is for --engine ray; add that, or leave it out")
 
 
 def _refuse_to_overwrite(output: Path, source: str) -> None:

@@ -11,6 +11,9 @@ from typing import Any, Literal
 Status = Literal["ok", "truncated", "error"]
 Format = Literal["semspec", "openai"]
 
+INVALID_REQUEST, SERVER_ERROR = "invalid_request_error", "server_error"
+"""Types of errors, as a llama.cpp server names them: what was asked for cannot be done, or doing it failed."""
+
 FORMATS: tuple[Format, ...] = ("semspec", "openai")
 
 _STATUS: dict[str, Status] = {"eos": "ok", "stop": "ok", "budget": "truncated", "context_full": "truncated"}
@@ -19,14 +22,14 @@ _FINISH = {"ok": "stop", "truncated": "length"}
 
 @dataclass(frozen=True, kw_only=True)
 class ItemError:
-    """Why an item has no answer. `type` is that of a llama.cpp server: `invalid_request_error` or `server_error`."""
+    """Why an item has no answer."""
 
     type: str
     message: str
 
     @property
     def status_code(self) -> int:
-        return 400 if self.type == "invalid_request_error" else 500
+        return 400 if self.type == INVALID_REQUEST else 500
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from ..reasoner import Reasoner
 from ..result import result_of
 from ..trace import RunSummary, RunTrace, StepRecord, write_trace
 from .items import BadLine, Item, Message
-from .records import ItemError, ItemRecord, status_of
+from .records import INVALID_REQUEST, SERVER_ERROR, ItemError, ItemRecord, status_of
 from .tasks import FREE, Task
 
 logger = logging.getLogger(__name__)
@@ -115,17 +115,16 @@ class Runner:
 def refused(entry: BadLine) -> ItemRecord:
     """The record of a line that holds no item."""
     message = f"{entry.file + ', ' if entry.file else ''}line {entry.line}: {entry.message}"
-    return ItemRecord(id=entry.id, line=entry.line, status="error", error=ItemError(type=_INVALID, message=message))
-
-
-_INVALID, _SERVER = "invalid_request_error", "server_error"
+    return ItemRecord(
+        id=entry.id, line=entry.line, status="error", error=ItemError(type=INVALID_REQUEST, message=message)
+    )
 
 
 def _failure(item: Item, seed: int, error: Exception, seconds: float) -> ItemRecord:
     if not isinstance(error, SemspecError):
         logger.warning("item %s failed", item.id, exc_info=error)
     message = str(error) if isinstance(error, SemspecError) else f"{type(error).__name__}: {error}"
-    kind = _INVALID if isinstance(error, ConfigError) else _SERVER
+    kind = INVALID_REQUEST if isinstance(error, ConfigError) else SERVER_ERROR
     found = ItemError(type=kind, message=message)
     return ItemRecord(id=item.id, line=item.line, status="error", seed=seed, seconds=seconds, error=found)
 

@@ -15,7 +15,6 @@ N_SLOWEST = 3
 class Tally:
     """Adds up finished items; holds numbers only, so that a long job stays small."""
 
-    n_before: int = 0
     n_failed_before: int = 0
     clock: Callable[[], float] = time.monotonic
     n_by_status: dict[str, int] = field(default_factory=lambda: {"ok": 0, "truncated": 0, "error": 0})
