@@ -119,7 +119,7 @@ def pair(tiny: Callable[[str], Path]) -> list[object]:
         (["hi", "--template-kwargs", "{thinking"], "is not JSON"),
         (["hi", "--template-kwargs", "[1]"], "is not a JSON object"),
         (["hi", "-m", "target.gguf"], "needs a draft; give one with -md, or use --policy never"),
-        (["hi", "-m", "t.gguf", "-md", "d.gguf"], "needs a probe for the target and the draft"),
+        (["hi", "-m", "t.gguf", "-md", "d.gguf"], "needs the target's probe and the draft's probe"),
     ],
 )
 def test_a_wrong_question_or_option_is_one_line_and_exit_code_2(run, tmp_path, arguments, said):

@@ -87,7 +87,7 @@ def test_a_worker_that_dies_costs_only_what_it_ran(tmp_path):
 def test_what_cannot_be_loaded_is_said_once(tmp_path):
     source = questions(tmp_path / "in.jsonl", 3)
     done = batch(source, tmp_path / "out.jsonl", *ON_RAY, "--policy", "semantic-joint", "--joint-probe", "no.onnx")
-    assert done.returncode == 2 and "no.onnx" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 4 and "no file at no.onnx" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_options_of_the_cluster_go_with_the_cluster(tmp_path):

@@ -37,12 +37,13 @@ def run(
     models: ModelConfig | None = None,
     seed: int = 0,
     task: str | None = None,
+    n_lanes: int = 1,
 ) -> Iterator[ItemRecord]:
     """Answer questions; yields each one's record as it finishes.
 
     An item is a question, or a mapping as in a line of a batch: `prompt` or `messages`, and perhaps `id` and `semspec`.
     One that cannot be used gives a record with an error, as one that fails does. `sources` names files instead of a
-    `pair`. Raises what loading them raises, before the first item.
+    `pair`; `n_lanes` run at once, 0 takes as many as pay. Raises what loading them raises, before the first item.
     """
     from .tasks import FREE
 
@@ -50,6 +51,6 @@ def run(
         entry_of(json.dumps({"prompt": item} if isinstance(item, str) else dict(item)).encode(), number)
         for number, item in enumerate(items, start=1)
     )
-    with Reasoner(sources or Sources.from_pair(pair), config, models) as reasoner:
+    with Reasoner(sources or Sources.from_pair(pair), config, models, n_lanes=n_lanes) as reasoner:
         runner = Runner(reasoner=reasoner, seed=seed, task=TASKS[task] if task is not None else FREE)
         yield from runner.run(entry for entry in entries if entry is not None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..config import ModelConfig, RunConfig
-from ..errors import ConfigError, SemspecError
+from ..errors import ConfigError, IncompatibleError, SemspecError
 from ..provenance import fingerprint_file
 from ..reasoner import Reasoner, Sources
 from .items import BadLine, Item
@@ -48,6 +48,9 @@ class RayJob:
 
 
 def _hashes(sources: Sources) -> dict[str, str]:
+    for path in sources.files():
+        if not path.is_file():
+            raise IncompatibleError(f"no file at {path}; check the path")
     return {path.name: fingerprint_file(path)["sha256"] for path in sources.files()}
 
 
