@@ -100,6 +100,8 @@ def test_as_many_lanes_as_fit(monkeypatch):
         ({1: 10.0, 2: 9.5, 4: 2.0}, 1),
         ({1: 10.0, 2: 6.0, 4: 4.0, 8: 3.9}, 4),
         ({1: 10.0, 2: 6.0, 4: 4.0, 8: 3.0}, 8),
+        ({1: 300e-6, 2: 200e-6, 4: 120e-6}, 1),  # a tiny model: Python would take more than that saves
+        ({1: 900e-6, 2: 500e-6, 4: 300e-6}, 4),
     ],
 )
 def test_lanes_are_doubled_while_that_pays(costs, best):

@@ -12,6 +12,9 @@ LANE_NUMBERS = (1, 2, 4, 8, 16, 32)
 WORTH = 0.9
 """Twice the lanes must bring the cost per token down to this share, or they are not worth their memory."""
 
+OVERHEAD_S = 200e-6
+"""What a token costs in Python when several lanes take turns, more than when one writes alone (docs/log.md)."""
+
 _N_CONTEXT, _N_TRIALS = 32, 3
 
 
@@ -36,11 +39,11 @@ def batch_costs(model: LlamaModel, *, n_threads: int, most: int) -> dict[int, fl
 
 
 def best_lanes(costs: Mapping[int, float]) -> int:
-    """The number after which doubling brings too little."""
+    """The number after which doubling brings too little; 1 where all of that is less than taking turns costs."""
     numbers = sorted(costs)
     best = numbers[0]
     for n in numbers[1:]:
         if costs[n] > WORTH * costs[best]:
             break
         best = n
-    return best
+    return best if costs[best] + OVERHEAD_S <= WORTH * costs[1] else 1
