@@ -81,7 +81,7 @@ class RunConfig:
             raise ConfigError(f"--think-budget is {self.think_budget}; wanted 0 or more")
         if any(not text for text in self.stop):
             raise ConfigError("--stop is empty; wanted some text to stop at")
-        if any(not _is_text(text) for text in self.stop):
+        if any(not is_text(text) for text in self.stop):
             raise ConfigError("--stop holds bytes that are no UTF-8; wanted text")
 
 
@@ -115,7 +115,8 @@ class ModelConfig:
         return {"target": target, "draft": self.n_threads_draft or target}
 
 
-def _is_text(text: str) -> bool:
+def is_text(text: str) -> bool:
+    """Can this be written as UTF-8?"""
     try:
         text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair: bytes of the command line that are no UTF-8

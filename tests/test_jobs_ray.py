@@ -70,6 +70,19 @@ def test_the_answers_are_those_of_this_machine(tmp_path):
     assert again.returncode == 3 and "11 of 11 items are finished already" in again.stderr
 
 
+def test_more_workers_than_cores_keep_nobody_waiting(tmp_path):
+    source, out = questions(tmp_path / "in.jsonl", 6), tmp_path / "out.jsonl"
+    n_cores = len(os.sched_getaffinity(0))
+    assert batch(source, out, "--engine", "ray", "--actors", str(n_cores + 3)).returncode == 0
+    assert len(results(out)) == 6
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) >= 4, reason="-t may not be more than the cores where there are four")
+def test_an_actor_that_no_machine_has_room_for_is_refused(tmp_path):
+    done = batch(questions(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl", *ON_RAY, "-t", "4")
+    assert done.returncode == 2 and "an actor wants 4 cores (-t), and no machine here has more than" in done.stderr
+
+
 def test_a_worker_that_dies_costs_only_what_it_ran(tmp_path):
     source, out, whole = questions(tmp_path / "in.jsonl", 300), tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     process = subprocess.Popen(command(source, out, *ON_RAY), stderr=subprocess.PIPE, text=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..config import is_text
 from ..errors import ConfigError
 
 MAX_LINE_BYTES = 4 * 2**20
@@ -150,7 +151,7 @@ def entry_of(line: bytes | None, number: int, file: str = "") -> Item | BadLine 
         return Item(found_id or _default_id(number, file), number, messages, overrides, file)
     except _Refused as refused:
         found = given.get("custom_id", given.get("id")) if isinstance(given, dict) else None
-        is_id = isinstance(found, (str, int)) and not isinstance(found, bool) and _is_text(str(found))
+        is_id = isinstance(found, (str, int)) and not isinstance(found, bool) and is_text(str(found))
         return BadLine(str(found) if is_id else _default_id(number, file), number, str(refused), file)
 
 
@@ -222,7 +223,7 @@ def _checked(found: dict[str, Any]) -> dict[str, Any]:
             raise _Refused(f"{name} is {_kind(value)}; wanted {names}")
     if "stop" in found:
         stops = [found["stop"]] if isinstance(found["stop"], str) else found["stop"]
-        if not all(isinstance(text, str) and text and _is_text(text) for text in stops):
+        if not all(isinstance(text, str) and text and is_text(text) for text in stops):
             raise _Refused("stop holds something else than texts; wanted a text, or a list of texts")
         found = {**found, "stop": tuple(stops)}
     return found
@@ -256,7 +257,7 @@ def _text(given: Any, name: str) -> str:
         raise _Refused(f"{name} is {_kind(given)}; wanted a text")
     if not given.strip():
         raise _Refused(f"{name} is empty; wanted some text")
-    if not _is_text(given):
+    if not is_text(given):
         raise _Refused(f"{name} holds half of a surrogate pair, which is no character; wanted text")
     return given
 
@@ -265,7 +266,7 @@ def _id(given: dict[str, Any]) -> str | None:
     found = given.get("custom_id", given.get("id"))
     if found is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, (str, int)) or not str(found) or not _is_text(str(found)):
+    if isinstance(found, bool) or not isinstance(found, (str, int)) or not str(found) or not is_text(str(found)):
         raise _Refused(f"the id is {_kind(found)}; wanted a text or a whole number")
     return str(found)
 
@@ -315,11 +316,3 @@ def _kind(value: Any) -> str:
 
 def _brief(error: Exception) -> str:
     return str(error).split(":", maxsplit=1)[0][:80] if isinstance(error, ValueError) else "nested too deeply"
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

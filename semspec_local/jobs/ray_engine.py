@@ -72,7 +72,7 @@ class PairWorker:
 
 @dataclass
 class _Flight:
-    """Items on an actor, and the actor."""
+    """Items on an actor, and the actor; none while it begins."""
 
     actor: Any
     items: list[Item]
@@ -108,9 +108,14 @@ class _Fleet:
     def __init__(self, ray: Any, job: RayJob, n_actors: int, should_stop: Callable[[], bool]) -> None:
         self._ray, self._job, self._should_stop = ray, job, should_stop
         n_cpus = max(job.models.threads.values())
+        most = max((node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]), default=0)
+        if most < n_cpus:
+            raise ConfigError(f"an actor wants {n_cpus} cores (-t), and no machine here has more than {most:g} of them")
         self._kind = ray.remote(num_cpus=n_cpus)(PairWorker)
-        self._free = [self._kind.remote(job) for _ in range(n_actors)]
+        self._free: list[Any] = []
         self._flights: dict[Any, _Flight] = {}
+        for _ in range(n_actors):
+            self._start_one()
         self._todo: deque[Item] = deque()
         self._tries: dict[str, int] = {}
 
@@ -120,7 +125,7 @@ class _Fleet:
                 yield refused(entry)
             else:
                 self._todo.append(entry)
-        while self._todo or self._flights:
+        while self._todo or any(flight.items for flight in self._flights.values()):
             if self._should_stop():
                 raise Stopped
             while self._todo and self._free:
@@ -128,6 +133,11 @@ class _Fleet:
             landed, _ = self._ray.wait(list(self._flights), timeout=_WAIT_S)
             for reference in landed:
                 yield from self._land(reference)
+
+    def _start_one(self) -> None:
+        """Start an actor. It gets items once it lives: one that waits for cores must not keep any waiting with it."""
+        actor = self._kind.remote(self._job)
+        self._flights[actor.run.remote([])] = _Flight(actor, [])
 
     def _hand_out(self, actor: Any) -> None:
         items = [self._todo.popleft() for _ in range(min(len(self._todo), max(1, self._job.n_lanes)))]
@@ -150,7 +160,7 @@ class _Fleet:
         if "__init__" in str(error):  # Ray has no error of its own for that
             raise ConfigError(f"no pair could be loaded on the cluster: {str(error).strip().splitlines()[-1]}")
         logger.warning("an actor was lost (%s); its items run again", type(error).__name__)
-        self._free.append(self._kind.remote(self._job))
+        self._start_one()
         for item in flight.items:
             self._tries[item.id] = self._tries.get(item.id, 0) + 1
             if self._tries[item.id] < MAX_TRIES:
