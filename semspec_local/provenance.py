@@ -99,15 +99,32 @@ def fingerprint_file(path: str | PathLike[str]) -> Fingerprint:
     """
     file = Path(path).resolve()
     before = file.stat()
-    name, size_bytes = Path(path).name, before.st_size
-    entry = _cached().get(str(file)) if size_bytes >= _MIN_CACHED_BYTES else None
-    if entry is not None and entry[:2] == [size_bytes, before.st_mtime_ns]:
-        return {"sha256": entry[2], "size_bytes": size_bytes, "name": name}
+    sha256 = _cached_sha256(file, before)
+    if sha256 is not None:
+        return {"sha256": sha256, "size_bytes": before.st_size, "name": Path(path).name}
     sha256 = sha256_file(file)
     after = file.stat()
-    if size_bytes >= _MIN_CACHED_BYTES and (after.st_size, after.st_mtime_ns) == (size_bytes, before.st_mtime_ns):
-        _remember(str(file), [size_bytes, before.st_mtime_ns, sha256])
-    return {"sha256": sha256, "size_bytes": after.st_size, "name": name}
+    unchanged = (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    if before.st_size >= _MIN_CACHED_BYTES and unchanged:
+        _remember(str(file), [before.st_size, before.st_mtime_ns, sha256])
+    return {"sha256": sha256, "size_bytes": after.st_size, "name": Path(path).name}
+
+
+def known_sha256(path: str | PathLike[str]) -> str | None:
+    """The sha256 of a file that is small or was hashed before; None where a big one would have to be read.
+
+    Raises OSError.
+    """
+    file = Path(path).resolve()
+    stat = file.stat()
+    return sha256_file(file) if stat.st_size < _MIN_CACHED_BYTES else _cached_sha256(file, stat)
+
+
+def _cached_sha256(file: Path, stat: os.stat_result) -> str | None:
+    entry = _cached().get(str(file)) if stat.st_size >= _MIN_CACHED_BYTES else None
+    if entry is None or entry[:2] != [stat.st_size, stat.st_mtime_ns]:
+        return None
+    return str(entry[2])
 
 
 def _version(package: str) -> str:

@@ -5,6 +5,7 @@ draft reads what the target wrote), and the share a of drafted tokens that is ac
 
     seconds per committed token = c_d + p_t + (1 - a) * (c_t + p_d)
     ceiling                     = c_t of the target alone / that
+    break-even                  = the share a at which the ceiling is 1
 
 The model is our own: every committed step was once drafted and read, and each rejected one is written again and read by
 the draft. It leaves out the prompt, the first `n_prime` steps, probes, rollbacks and Python; so the prompt's time is on
@@ -14,13 +15,16 @@ steps are equally long it is the share of steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
 from ..trace import StepRecord
 
 _T = TypeVar("_T")
+
+TOKENS_PER_STEP = 32
+"""The length of a step where none is known: about what models write of school mathematics between two blank lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,17 @@ class Costs:
         """The speedup that the cost model allows over a target that writes alone at `c_t_alone` seconds per token."""
         return ratio(c_t_alone, self.predicted_s)
 
+    def at_acceptance(self, token_acceptance: float) -> Costs:
+        """The same costs, should that share of drafted tokens be accepted."""
+        return replace(self, token_acceptance=token_acceptance, step_acceptance=None)
+
+    def break_even(self, c_t_alone: float | None) -> float | None:
+        """The share of accepted tokens from which on there is a gain; over 1 where there is none at any share."""
+        if self.c_d is None or self.p_t is None or self.c_t is None or self.p_d is None or c_t_alone is None:
+            return None
+        lost = ratio(c_t_alone - self.c_d - self.p_t, self.c_t + self.p_d)
+        return None if lost is None else 1 - lost
+
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "predicted_s": self.predicted_s}
 
@@ -120,6 +135,40 @@ def costs(sums: CostSums) -> Costs:
         token_acceptance=ratio(sums.n_accepted, sums.n_judged),
         step_acceptance=ratio(sums.n_accepted_steps, sums.n_judged_steps),
     )
+
+
+def at_length(curve: Mapping[int, float], n_tokens: int) -> float | None:
+    """Seconds per token of a pass over `n_tokens`, where passes of some lengths were measured; None where none was.
+
+    Between two lengths the seconds of the whole pass lie on a line; outside of all, the nearest one's hold per token.
+    """
+    if not curve:
+        return None
+    lengths = sorted(curve)
+    n_tokens = min(max(n_tokens, lengths[0]), lengths[-1])
+    upper = next(length for length in lengths if length >= n_tokens)
+    if upper == n_tokens:
+        return curve[n_tokens]
+    lower = max(length for length in lengths if length < n_tokens)
+    share = (n_tokens - lower) / (upper - lower)
+    return ((1 - share) * lower * curve[lower] + share * upper * curve[upper]) / n_tokens
+
+
+def token_speedup(
+    n_drafted: int, acceptance: float, *, c_d: float | None, c_t: float | None, p_t: Mapping[int, float]
+) -> float | None:
+    """The speedup to expect of speculation by tokens (arXiv 2211.17192): `n_drafted` at a time, each one accepted with
+    probability `acceptance`.
+
+    A round commits (1 - acceptance ** (n_drafted + 1)) / (1 - acceptance) tokens (its equation 1). It costs the draft
+    `n_drafted` tokens, and the target one pass over these and the token before them, whose seconds are read off `p_t`.
+    """
+    n_read = n_drafted + 1
+    read = at_length(p_t, n_read)
+    if c_d is None or c_t is None or read is None:
+        return None
+    n_committed = sum(acceptance**i for i in range(n_read))  # the same, and defined at 1 too
+    return ratio(n_committed * c_t, n_drafted * c_d + n_read * read)
 
 
 def python_share(native_s: float, elapsed_s: float) -> float | None:

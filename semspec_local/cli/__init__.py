@@ -25,7 +25,9 @@ Exit codes: 0 ok; 1 failed while running; 2 usage or configuration; 3 finished, 
 class _Group(click.Group):
     """Loads a command's module when it is asked for, so that `--help` is quick."""
 
-    modules: ClassVar[dict[str, str]] = {name: name for name in ("run", "batch", "models", "probe", "policies")}
+    modules: ClassVar[dict[str, str]] = {
+        name: name for name in ("run", "batch", "costs", "models", "probe", "policies")
+    }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.modules)

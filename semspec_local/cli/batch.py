@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from ..bench.cost_store import stored_costs
 from ..config import ModelConfig, RunConfig, check_seed
 from ..errors import ConfigError
 from ..jobs import TASKS, BadLine, Item, ItemRecord, Runner, read_job
@@ -102,7 +103,7 @@ def batch(source: str, output: Path, **options: Any) -> int:
         finished = _answer(entries, setup, out, tally, len(job.entries)) if entries else True
         if options["ordered"] and finished:
             out.order([entry.id for entry in job.entries])
-    for line in tally.lines() if tally.n_new else ():
+    for line in _summary(tally, setup) if tally.n_new else ():
         say(line)
     if digest_of(source) not in (job.sha256, None):
         click.echo(f"Note: {source} was changed meanwhile; what was there at the start was run", err=True)
@@ -145,7 +146,7 @@ def _answer(entries: list[Item | BadLine], setup: _Setup, out: OutputFile, tally
     run = _on_ray if options["engine"] == "ray" else _here
     with ExitStack() as stack:
         should_stop = stack.enter_context(_stop_on_interrupt())
-        records = stack.enter_context(closing(run(entries, setup, should_stop)))
+        records = stack.enter_context(closing(run(entries, setup, should_stop, tally)))
         advance = None
         if not options["quiet"]:
             advance = stack.enter_context(counting("items", n_all, done=len(out.finished)))
@@ -160,11 +161,23 @@ def _answer(entries: list[Item | BadLine], setup: _Setup, out: OutputFile, tally
     return True
 
 
+def _summary(tally: Tally, setup: _Setup) -> Iterator[str]:
+    """The end of the job, for people, and what drafting gained or lost where that can be told."""
+    yield from tally.lines()
+    costs = stored_costs(setup.sources, setup.models) if tally.n_tokens_drafting else None
+    line = tally.speculation(costs.c_t_alone if costs is not None else None)
+    if line is not None:
+        yield line
+        if costs is not None and costs.noise:
+            yield "that cost was measured while the machine was busy; semspec-local costs measures it anew"
+
+
 def _here(
-    entries: list[Item | BadLine], setup: _Setup, should_stop: Callable[[], bool]
+    entries: list[Item | BadLine], setup: _Setup, should_stop: Callable[[], bool], tally: Tally
 ) -> Generator[ItemRecord, None, None]:
     options, most = setup.options, min(MAX_LANES, len(entries))
     with Reasoner(setup.sources, setup.config, setup.models, n_lanes=options["lanes"], max_lanes=most) as reasoner:
+        tally.n_lanes = reasoner.n_lanes
         if not options["quiet"]:
             _say(f"lanes: {reasoner.n_lanes}")
         yield from Runner(
@@ -178,10 +191,11 @@ def _here(
 
 
 def _on_ray(
-    entries: list[Item | BadLine], setup: _Setup, should_stop: Callable[[], bool]
+    entries: list[Item | BadLine], setup: _Setup, should_stop: Callable[[], bool], tally: Tally
 ) -> Generator[ItemRecord, None, None]:
     from ..jobs.ray_engine import RayJob, run_on_ray
 
+    del tally  # other machines have other costs
     options = setup.options
     job = RayJob(
         sources=setup.sources,

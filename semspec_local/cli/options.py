@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -26,14 +26,14 @@ _FLAGS: dict[str, list[str]] = {
 }
 
 
-def config_options(*kinds: type) -> Callable[[F], F]:
-    """An option for every field of these dataclasses that has a help text."""
+def config_options(*kinds: type, only: Collection[str] | None = None) -> Callable[[F], F]:
+    """An option for every field of these dataclasses that has a help text; `only` names those that are wanted."""
 
     def add(command: F) -> F:
         for kind in reversed(kinds):
             hints = get_type_hints(kind)
             for item in reversed(fields(kind)):
-                if "help" in item.metadata:
+                if "help" in item.metadata and (only is None or item.name in only):
                     command = _option(item, hints[item.name])(command)
         return command
 

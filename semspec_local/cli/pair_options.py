@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _FILE = click.Path(path_type=Path)
 
-_OPTIONS = (
+_FILES = (
     click.option(
         "--pair",
         help="A pair by name, or a manifest (.toml). Default: the default pair, or tiny where that was not pulled.",
@@ -33,6 +33,9 @@ _OPTIONS = (
     click.option("--target-probe", type=_FILE, help="The target's probe, an ONNX file. Default: the pair's own."),
     click.option("--draft-probe", type=_FILE, help="The draft's probe, an ONNX file. Default: the pair's own."),
     click.option("--joint-probe", type=_FILE, help="The probe of both, an ONNX file. Default: the pair's own."),
+)
+
+_RUN = (
     config_options(RunConfig, SamplingConfig, ModelConfig),
     click.option(
         "--min-acceptance-ratio",
@@ -46,10 +49,21 @@ _OPTIONS = (
     ),
 )
 
+_COSTS = (config_options(RunConfig, only=["policy"]), config_options(SamplingConfig, ModelConfig))
+
 
 def model_options(command: F) -> F:
     """Add the options for models, probes and the run."""
-    for option in reversed(_OPTIONS):
+    return _with(command, *_FILES, *_RUN)
+
+
+def cost_options(command: F) -> F:
+    """Add those of these options that change what a token costs."""
+    return _with(command, *_FILES, *_COSTS)
+
+
+def _with(command: F, *options: Callable[[F], F]) -> F:
+    for option in reversed(options):
         command = option(command)
     return command
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ..bench.cost_store import stored_costs
 from ..config import check_seed
 from ..engine import Speculation
 from ..errors import ConfigError, SemspecError
@@ -71,7 +72,8 @@ def run(**options: Any) -> int:
             trace.header(reasoner.header(question, speculation))
         records, failure = _stream(speculation, trace, options)
         result = result_of(speculation, records)
-        _report(result, options)
+        costs = stored_costs(sources, models) if reasoner.policy.drafts and not options["quiet"] else None
+        _report(result, options, costs.c_t_alone if costs is not None else None)
         if trace:
             stop_reason = speculation.stop_reason or "interrupted"
             trace.summary(RunSummary(stop_reason=stop_reason, counters=speculation.counters))
@@ -159,7 +161,7 @@ def _stream(
     return records, failure
 
 
-def _report(result: RunResult, options: dict[str, Any]) -> None:
+def _report(result: RunResult, options: dict[str, Any], c_t_alone: float | None) -> None:
     if options["as_json"]:
         click.echo(json.dumps(result.to_json(), ensure_ascii=False))
     else:
@@ -170,5 +172,5 @@ def _report(result: RunResult, options: dict[str, Any]) -> None:
         return
     if result.stop_reason == "interrupted":
         click.echo("Interrupted; the text so far is kept.", err=True)
-    for line in [*show.remarks(result), show.statistics(result)]:
+    for line in [*show.remarks(result), show.statistics(result, c_t_alone)]:
         click.echo("\n" + line, err=True)

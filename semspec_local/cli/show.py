@@ -64,8 +64,8 @@ def _verdict(record: StepRecord) -> str:
     return ", ".join(parts)
 
 
-def statistics(result: RunResult) -> str:
-    """The one line at the end."""
+def statistics(result: RunResult, c_t_alone: float | None = None) -> str:
+    """The one line at the end; `c_t_alone` are the target's seconds per token alone, where they were measured."""
     stats = result.stats
     parts = [f"{stats['n_steps']} step{'' if stats['n_steps'] == 1 else 's'}"]
     if stats["speculated"]:
@@ -81,6 +81,8 @@ def statistics(result: RunResult) -> str:
     parts.append(f"tokens: {written}{forced}")
     tps = stats["decode_tps"]
     parts.append(f"{stats['wall_s']:.1f} s" + (f", {tps:.1f} tokens/s" if tps is not None else ""))
+    if tps is not None and c_t_alone is not None:
+        parts.append(f"{tps * c_t_alone:.2f} times the target's speed alone, as measured")
     ranges = [(role, stats[f"{role}_semantic_prob_range"]) for role in ("draft", "target", "joint")]
     known = [f"{role} {low:.2f}-{high:.2f}" for role, (low, high) in ((r, v) for r, v in ranges if v is not None)]
     if known:

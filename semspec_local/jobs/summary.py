@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from ..policy import POLICIES
 from .records import ItemRecord
 
 N_SLOWEST = 3
@@ -13,20 +15,28 @@ N_SLOWEST = 3
 
 @dataclass
 class Tally:
-    """Adds up finished items; holds numbers only, so that a long job stays small."""
+    """Adds up finished items; holds numbers only, so that a long job stays small.
+
+    `n_lanes` is how many items ran at once in one pair of models; None where there were several pairs, or none yet.
+    `drafting_s` and `n_tokens_drafting` are those of items whose policy drafts, without the time for their prompts.
+    """
 
     n_failed_before: int = 0
+    n_lanes: int | None = None
     clock: Callable[[], float] = time.monotonic
     n_by_status: dict[str, int] = field(default_factory=lambda: {"ok": 0, "truncated": 0, "error": 0})
     n_tokens: int = 0
     n_proposed: int = 0
     n_accepted: int = 0
     n_tokens_by_draft: int = 0
+    drafting_s: float = 0.0
+    n_tokens_drafting: int = 0
     slowest: list[tuple[float, str]] = field(default_factory=list)
     begun: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.begun = self.clock()
+        self._first_start, self._last_end = math.inf, 0.0
 
     def add(self, record: ItemRecord) -> None:
         self.n_by_status[record.status] += 1
@@ -35,6 +45,11 @@ class Tally:
         self.n_accepted += record.stats.get("n_accepted_steps", 0)
         self.n_tokens_by_draft += record.stats.get("n_tokens_by_draft", 0)
         self.slowest = sorted([*self.slowest, (record.seconds, record.id)], reverse=True)[:N_SLOWEST]
+        if record.stats and POLICIES[record.stats["policy"]].drafts:
+            self.drafting_s += record.stats["wall_s"] - record.stats["prefill_s"]
+            self.n_tokens_drafting += record.stats["n_committed_tokens"]
+        now = self.clock()
+        self._first_start, self._last_end = min(self._first_start, now - record.seconds), now
 
     @property
     def n_new(self) -> int:
@@ -66,3 +81,24 @@ class Tally:
             rate += f"; {accepted:.0%} of drafted steps accepted, {share:.0%} of tokens by the draft"
         yield rate
         yield "slowest: " + ", ".join(f"{item_id} {seconds:.1f} s" for seconds, item_id in self.slowest)
+
+    def speculation(self, c_t_alone: float | None) -> str | None:
+        """What drafting gained or lost against `c_t_alone` seconds per token of the target alone; None says nothing.
+
+        In several lanes items share their time, so it is the whole job, prompts included, that is compared.
+        """
+        if self.n_lanes is None or not self.n_tokens_drafting:
+            return None
+        if c_t_alone is None:
+            return (
+                "speculation: gained or lost is unknown; `semspec-local costs`, with the same models and threads, "
+                "measures what the target alone costs here"
+            )
+        cost = f"(measured cost {1000 * c_t_alone:.3g} ms a token)"
+        if self.n_lanes > 1:
+            times = c_t_alone * self.n_tokens / max(self._last_end - self._first_start, 1e-9)
+            alone = "the target alone in one lane would have been"
+            return f"speculation in {self.n_lanes} lanes: {times:.2f} times as fast as {alone} {cost}"
+        times = c_t_alone * self.n_tokens_drafting / max(self.drafting_s, 1e-9)
+        compared = f"{times:.2f} times as fast as the target alone would have been {cost}"
+        return f"speculation: {compared}" if times >= 1 else f"speculation lost time: {compared}; try --policy never"

@@ -1,0 +1,319 @@
+"""`semspec-local costs`: shape of what is measured, what is kept, and who compares with it. No times are asserted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semspec_local.bench import cost_store
+from semspec_local.bench.cost_store import cost_key, store_costs, stored_costs
+from semspec_local.bench.machine import cpu_name, load_average, n_cores
+from semspec_local.bench.measure_costs import N_READ, loaded_facts, measure_costs
+from semspec_local.bench.pair_costs import Loaded, PairCosts
+from semspec_local.cli import _run
+from semspec_local.config import ModelConfig, RunConfig, SamplingConfig
+from semspec_local.provenance import fingerprint_file, known_sha256
+from semspec_local.reasoner import Reasoner, Sources
+from semspec_local.resources import cache_dir
+
+MODELS = ModelConfig(n_threads=1, n_ctx=512)
+TINY = ("--pair", "tiny", "-t", "1")
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Command]:
+    """Runs `semspec-local` in this process, in a folder of its own: exit code, standard output, standard error."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith(("SEMSPEC_COSTS_", "SEMSPEC_RUN_", "SEMSPEC_BATCH_"))]:
+        monkeypatch.delenv(name)
+    loggers = [logging.getLogger(name) for name in ("semspec_local", "semspec_local.llama.logs")]
+    levels = [logger.level for logger in loggers]
+
+    def invoke(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = _run(list(map(str, arguments)))
+        return code, *capsys.readouterr()
+
+    yield invoke
+    for logger, level in zip(loggers, levels):
+        logger.setLevel(level)
+
+
+def strict_json(text: str) -> dict[str, Any]:
+    """One line of JSON, without NaN and infinity."""
+    assert text.endswith("\n") and text.count("\n") == 1
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in the JSON"))
+
+
+def measured(sources: Sources, models: ModelConfig = MODELS, **options: Any) -> PairCosts:
+    config = RunConfig(**{"policy": "loglik-ratio", **options})
+    with Reasoner(sources, config, models) as reasoner:
+        return measure_costs(reasoner, n_trials=2)
+
+
+# -- measuring ------------------------------------------------------------------------------------------
+
+
+def test_every_point_is_measured_and_the_models_are_left_as_they_were():
+    with Reasoner(Sources.from_pair("tiny"), RunConfig(policy="semantic-joint"), MODELS) as reasoner:
+        costs = measure_costs(reasoner, tokens_per_step=8, n_trials=2)
+        for model in reasoner.step_models.values():
+            assert model.n_past == costs.n_prefix == 256
+        reasoner.answer("How many?", seed=1)
+    assert list(costs.p_t) == list(costs.p_d) == list(N_READ)
+    numbers = [costs.c_d, costs.c_t, costs.c_t_alone, *costs.p_d.values(), *costs.p_t.values()]
+    assert all(number > 0 for number in numbers)
+    assert costs.c_t_alone != costs.c_t  # states are read of one, and not of the other
+    assert costs.spread >= 0 and costs.load is None and costs.n_threads == 1
+    taps = {"target": ["3 post"], "draft": ["1 post"]}
+    assert costs.loaded == Loaded(
+        taps=taps, logprobs=["target", "draft"], all_logits=["target", "draft"]
+    )  # the last layer is there for output tokens only
+
+
+def test_what_the_policy_needs_is_measured_and_no_more():
+    facts = {}
+    for policy in ("loglik-ratio", "mean-loglik", "always", "never"):
+        with Reasoner(Sources.from_pair("tiny"), RunConfig(policy=policy), MODELS) as reasoner:
+            facts[policy] = loaded_facts(reasoner)
+    nothing: dict[str, list[str]] = {"target": [], "draft": []}
+    assert facts == {
+        "loglik-ratio": Loaded(taps=nothing, logprobs=["target", "draft"], all_logits=["target"]),
+        "mean-loglik": Loaded(taps=nothing, logprobs=["target"], all_logits=["target"]),
+        "always": Loaded(taps=nothing),
+        "never": Loaded(taps={"target": []}),
+    }
+
+
+def test_of_the_target_alone_the_draft_is_unknown():
+    costs = measured(Sources.from_pair("tiny"), policy="never")
+    assert (
+        costs.c_d is None and costs.p_d == {} and costs.c_t == costs.c_t_alone > 0 and list(costs.p_t) == list(N_READ)
+    )
+
+
+def test_a_small_context_has_fewer_points():
+    costs = measured(Sources.from_pair("tiny"), replace(MODELS, n_ctx=24))
+    assert costs.n_prefix == 12 and list(costs.p_t) == list(costs.p_d) == [1, 4, 8]
+    assert costs.c_d > 0 and costs.c_t > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_models_that_write_anything_are_measured_too(tiny, temperature):
+    sources = Sources(target=tiny("llama"), draft=tiny("other-vocab"))
+    costs = measured(sources, sampling=SamplingConfig(temperature=temperature))
+    assert costs.c_t > 0 and all(seconds > 0 for seconds in (*costs.p_t.values(), *costs.p_d.values()))
+    assert costs.c_d is None or costs.c_d > 0  # it may do nothing but end its text
+
+
+def test_a_slow_point_is_not_repeated():
+    n_calls = [0]
+
+    def clock() -> float:  # every look at it takes a second
+        n_calls[0] += 1
+        return float(n_calls[0])
+
+    with Reasoner(Sources.from_pair("tiny"), RunConfig(policy="never"), MODELS) as reasoner:
+        measure_costs(reasoner, n_trials=1, clock=clock)
+        n_once, n_calls[0] = n_calls[0], 0
+        costs = measure_costs(reasoner, n_trials=5, point_s=0.5, clock=clock)
+    assert n_calls[0] == n_once and costs.spread is None
+
+
+def test_the_machine_is_named(tmp_path):
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nmodel name\t: A Processor (R) \nprocessor\t: 1\nmodel name\t: Another\n")
+    assert cpu_name(path) == "A Processor (R)"
+    assert cpu_name(tmp_path / "none") and cpu_name() and n_cores() >= 1
+    load = load_average()
+    assert load is None or load >= 0
+
+
+# -- the store ------------------------------------------------------------------------------------------
+
+COSTS = PairCosts(c_d=0.1, c_t=1.0, c_t_alone=1.0, p_d={1: 0.1}, p_t={1: 0.5})
+
+
+def test_costs_are_kept_by_files_threads_and_layers_and_by_how_models_were_loaded():
+    sources = Sources.from_pair("tiny")
+    assert stored_costs(sources, MODELS) is None
+    key = cost_key(sources, MODELS)
+    other = replace(COSTS, c_t=2.0, loaded=Loaded(logprobs=["target"]))
+    for costs in (replace(COSTS, c_t=9.0), other, COSTS):
+        store_costs(key, costs)
+    assert stored_costs(sources, MODELS) == COSTS == stored_costs(sources, MODELS, Loaded())
+    assert stored_costs(sources, MODELS, other.loaded) == other
+    assert stored_costs(sources, MODELS, Loaded(logprobs=["draft"])) is None
+    for changed in ({"n_threads": 2}, {"n_threads_draft": 2}, {"n_gpu_layers": 1}, {"n_gpu_layers_draft": -1}):
+        assert stored_costs(sources, replace(MODELS, **changed)) is None
+    assert stored_costs(replace(sources, draft=None), MODELS) is None
+    assert stored_costs(replace(sources, draft=sources.target), MODELS) is None
+    assert stored_costs(replace(sources, draft=Path("gone.gguf")), MODELS) is None
+    assert stored_costs(sources, replace(MODELS, n_ctx=99)) == COSTS
+
+
+def test_another_processor_has_other_costs(monkeypatch):
+    sources = Sources.from_pair("tiny")
+    store_costs(cost_key(sources, MODELS), COSTS)
+    monkeypatch.setattr(cost_store, "cpu_name", lambda: "another")
+    assert stored_costs(sources, MODELS) is None
+
+
+@pytest.mark.parametrize("broken", [b"", b"\xff", b"[]", b"{", b"[" * 100_000, b"null", None])
+def test_a_broken_file_is_ignored_with_a_warning_and_replaced(broken, caplog):
+    sources = Sources.from_pair("tiny")
+    key = cost_key(sources, MODELS)
+    store_costs(key, COSTS)
+    whole = json.loads(key.path.read_text())
+    for number, text in enumerate([broken] if broken is not None else torn(whole)):
+        key.path.write_bytes(text)
+        caplog.clear()
+        assert stored_costs(sources, MODELS) is None, number
+        (record,) = caplog.records
+        assert "is broken and was ignored" in record.getMessage() and str(key.path) in record.getMessage()
+    store_costs(key, COSTS)
+    assert stored_costs(sources, MODELS) == COSTS
+
+
+def torn(whole: dict[str, Any]) -> Iterator[bytes]:
+    """What `store_costs` writes, with something wrong in it."""
+    yield json.dumps(whole | {"version": 2}).encode()
+    yield json.dumps(whole | {"key": {}}).encode()
+    for measurements in (3, {}, [3], [{}], [whole["measured"][0] | {"c_t": 0}], [whole["measured"][0] | {"c_d": {}}]):
+        wrong = {**whole, "measured": measurements}
+        if measurements:
+            yield json.dumps(wrong).encode()
+
+
+def test_no_large_file_is_read_to_look_costs_up(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(bytes(2 << 20))
+    assert known_sha256(path) is None
+    assert known_sha256(path) is None
+    sha256 = fingerprint_file(path)["sha256"]
+    assert known_sha256(path) == sha256
+    path.write_bytes(b"small")
+    assert known_sha256(path) == fingerprint_file(path)["sha256"] != sha256
+
+
+# -- the command ----------------------------------------------------------------------------------------
+
+
+def test_json_has_the_promised_keys_and_is_kept(command):
+    code, out, err = command("costs", *TINY, "--policy", "loglik-ratio", "--json", "--tokens-per-step", "8")
+    assert code == 0 and "measuring" in err
+    facts = strict_json(out)
+    assert {"c_d", "c_t", "p_d", "p_t", "ceiling", "break_even_acceptance", "predicted"} <= set(facts)
+    assert list(facts["p_t"]) == list(facts["p_d"]) == [str(n) for n in N_READ]
+    assert list(facts["predicted"]) == ["0.5", "0.6", "0.7", "0.8", "0.9", "1.0"]
+    assert (
+        facts["ceiling"]
+        == facts["predicted"]["1.0"]
+        == pytest.approx(facts["c_t_alone"] / (facts["c_d"] + facts["p_t"]["8"]))
+    )
+    assert facts["tokens_per_step"] == 8 and facts["pair"] == "tiny" and facts["policy"] == "loglik-ratio"
+    assert facts["threads"] == {"target": 1, "draft": 1} and facts["measured_at"].endswith("+00:00")
+    assert isinstance(facts["noisy"], bool) and ("Note: the machine was busy" in err) == facts["noisy"]
+    sources = Sources.from_pair("tiny")
+    assert facts["fingerprints"]["target"] == fingerprint_file(sources.target)["sha256"]
+    kept = stored_costs(sources, ModelConfig(n_threads=1))
+    assert kept is not None and kept.c_t_alone == facts["c_t_alone"]
+    assert kept.p_t == {int(n): seconds for n, seconds in facts["p_t"].items()}
+
+
+def test_people_get_tables_and_a_sentence(command):
+    code, out, err = command("costs", *TINY)
+    assert code == 0 and "Error" not in err
+    for word in ("target alone", "draft", "steps of 32 tokens: ceiling", "break-even acceptance", "by tokens, 8"):
+        assert word in out
+    assert "On this machine this pair gains" in out and "nan" not in out.lower()
+
+
+def test_the_target_alone_can_be_measured(command):
+    code, out, _ = command("costs", *TINY, "--policy", "never", "--json")
+    facts = strict_json(out)
+    assert code == 0 and facts["c_d"] is facts["ceiling"] is facts["break_even_acceptance"] is None
+    assert facts["c_t"] > 0 and facts["p_d"] == {} and "unknown" in facts["advice"]
+    assert "unknown" in command("costs", *TINY, "--policy", "never")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--pair", "tiny", "--tokens-per-step", "0"), "--tokens-per-step"),
+        (("--pair", "tiny", "--policy", "nope"), "--policy is 'nope'"),
+        (("--pair", "nope"), "nope"),
+        (("--pair", "tiny", "-t", "-1"), "-t is -1"),
+        (("--pair", "tiny", "--temp", "-1"), "--temp is -1"),
+        (("-md", "draft.gguf"), "no target is given"),
+        (("--pair", "tiny", "--max-tokens", "5"), "No such option"),
+        (("question",), "unexpected extra argument"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_measured(command, words, message):
+    code, out, err = command("costs", *words)
+    assert code == 2 and out == "" and message in err and "measuring" not in err
+
+
+def test_a_pair_without_a_draft_or_probes_is_refused_with_what_to_do(command, tiny):
+    code, _, err = command("costs", "-m", tiny("llama"))
+    assert code == 2 and "give one with -md, or use --policy never" in err
+    code, _, err = command("costs", "-m", tiny("llama"), "-md", tiny("llama"))
+    assert code == 2 and "such as loglik-ratio" in err
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_the_memory(command):
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    (cache_dir() / "costs").write_text("a file where the folder should be")
+    code, out, err = command("costs", *TINY, "--policy", "never", "--json")
+    assert code == 0 and strict_json(out)["c_t"] > 0 and "Note: not kept for later" in err
+
+
+# -- who compares ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def questions(tmp_path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt": "Anna starts with 40 bolts. Anna drops 34 bolts. How many bolts does Anna have?"}\n')
+    return path
+
+
+def test_a_batch_says_what_speculation_brought(command, questions, tmp_path):
+    sources = Sources.from_pair("tiny")
+    n_files = iter(range(9))
+
+    def summary(*words: str) -> str:
+        out = tmp_path / f"out{next(n_files)}.jsonl"
+        code, _, err = command("batch", questions, "-o", out, *TINY, "--lanes", "1", *words)
+        assert code == 0
+        return err
+
+    assert "`semspec-local costs`" in summary("--policy", "always")
+    key = cost_key(sources, ModelConfig(n_threads=1))
+    store_costs(key, replace(COSTS, c_t_alone=1000.0))
+    assert "speculation: " in (gained := summary("--policy", "always")) and "1e+06 ms a token" in gained
+    assert "measured while the machine was busy" not in gained
+    store_costs(key, replace(COSTS, c_t_alone=1e-9, spread=2.0))
+    lost = summary("--policy", "always")
+    assert "speculation lost time: 0.00 times" in lost and "try --policy never" in lost
+    assert "measured while the machine was busy" in lost
+    assert "speculation" not in summary("--policy", "never")
+    assert "speculation in 2 lanes: " in summary("--policy", "always", "--lanes", "2")
+
+
+def test_a_run_says_it_in_one_field(command):
+    words = ("run", *TINY, "--seed", "1", "--policy", "always", "-n", "40", "Anna has 4 bolts. How many?")
+    assert "the target's speed alone" not in command(*words)[2]
+    store_costs(cost_key(Sources.from_pair("tiny"), ModelConfig(n_threads=1)), COSTS)
+    assert "times the target's speed alone, as measured; " in command(*words)[2]
+    assert "the target's speed alone" not in command(*words, "--policy", "never")[2]
