@@ -89,7 +89,7 @@ def test_importing_every_public_name_loads_no_model_library():
     assert not loaded_by("from semspec_local import *") & HEAVY
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["policies"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["doctor", "--help"], ["policies"]])
 def test_help_loads_no_model_library(arguments):
     code = f"from semspec_local.cli import _run\nassert _run({arguments!r}) == 0"
     assert not loaded_by(code) & HEAVY
@@ -131,6 +131,7 @@ LAYERS = [
     {"reasoner"},
     {"lab"},
     {"jobs", "bench", "serve"},
+    {"doctor"},
     {"cli"},
 ]
 """From the bottom up: a part imports from lower layers only, or from itself. One that is not here stands below cli."""

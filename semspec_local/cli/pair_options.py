@@ -62,6 +62,11 @@ def cost_options(command: F) -> F:
     return _with(command, *_FILES, *_COSTS)
 
 
+def loading_options(command: F) -> F:
+    """Add those that say which files are loaded, and how."""
+    return _with(command, *_FILES, config_options(ModelConfig))
+
+
 def _with(command: F, *options: Callable[[F], F]) -> F:
     for option in reversed(options):
         command = option(command)
@@ -78,16 +83,26 @@ def run_configs(options: dict[str, Any]) -> tuple[RunConfig, ModelConfig]:
 
 def sources_of(options: dict[str, Any]) -> Sources:
     """The files that the options name."""
-    probes = {role: options[f"{role}_probe"] for role in PROBE_ROLES if options[f"{role}_probe"]}
-    target, draft = options["target"], options["draft"]
-    if target is None and draft is None:
+    check_naming(options)
+    if options["target"] is None:
         found = Sources.from_pair(options["pair"])
-        return replace(found, probes={**found.probes, **probes})
+        return replace(found, probes={**found.probes, **named_probes(options)})
+    return Sources(target=options["target"], draft=options["draft"], probes=named_probes(options))
+
+
+def check_naming(options: dict[str, Any]) -> None:
+    """Raise ConfigError when the options name models twice, or a draft alone."""
+    if options["target"] is None and options["draft"] is None:
+        return
     if options["pair"] is not None:
         raise ConfigError("--pair and -m/-md both name models; give one of them")
-    if target is None:
+    if options["target"] is None:
         raise ConfigError("-md names a draft, but no target is given; add -m TARGET.gguf")
-    return Sources(target=target, draft=draft, probes=probes)
+
+
+def named_probes(options: dict[str, Any]) -> dict[ProbeRole, Path]:
+    """The probes that the options name, by role."""
+    return {role: options[f"{role}_probe"] for role in PROBE_ROLES if options[f"{role}_probe"]}
 
 
 def calibrated(config: RunConfig, sources: Sources, alpha: float | None) -> RunConfig:

@@ -32,12 +32,15 @@ def _start_backend() -> None:
 class LlamaModel:
     """One loaded GGUF. Close it, or use it in a `with`; contexts made from it must be closed first."""
 
-    def __init__(self, path: Path, *, n_gpu_layers: int = 0) -> None:
+    def __init__(self, path: Path, *, n_gpu_layers: int = 0, weights: bool = True) -> None:
+        """Without `weights` the header is read and checked against the architecture; no context can be made then."""
         check_gguf(path)
         _start_backend()
         forget_complaints()
         parameters = C.llama_model_default_params()
         parameters.n_gpu_layers = n_gpu_layers
+        if not weights:  # llama.cpp wants no mapping of the file then
+            parameters.no_alloc, parameters.load_mode = True, C.LLAMA_LOAD_MODE_NONE
         with HeldInterrupt() as held:
             # llama.cpp gives up loading when this answers False.
             parameters.progress_callback = C.llama_progress_callback(lambda _share, _data: held.error is None)
