@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+# The functions beneath `signal`'s: those turn every number into an enum, which takes longer than all the rest here.
+import _signal  # type: ignore[import-not-found]
 import signal
 import threading
 from functools import partial
 from types import FrameType
 from typing import Any
 
-_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
+_SIGNALS = [int(getattr(signal, name)) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
 
 
 class HeldInterrupt:
@@ -25,10 +27,10 @@ class HeldInterrupt:
         self._handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                handler = signal.getsignal(number)
+                handler = _signal.getsignal(number)
                 if callable(handler):
                     self._handlers[number] = handler
-                    signal.signal(number, partial(self._on_signal, handler))
+                    _signal.signal(number, partial(self._on_signal, handler))
         return self
 
     def _on_signal(self, handler: Any, number: int, frame: FrameType | None) -> None:
@@ -41,7 +43,7 @@ class HeldInterrupt:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+            _signal.signal(number, handler)
         self._active = False
 
     def check(self) -> None:

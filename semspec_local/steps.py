@@ -71,26 +71,26 @@ class StepReader:
         self._buffer = bytearray(carry)
         self._start = len(carry)  # where the step begins in the buffer
         self._content: int | None = None  # where its first byte that is not whitespace is
-        self._at_character_end = True
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._decoded: list[str] = []
         self._seen: EndKind | None = None  # completed, but inside a character
-        self._n_complete_bytes = 0
+        self._n_open_tokens = self._n_open_bytes = 0  # after the last complete character
         self.n_tokens = 0
-        self.n_complete_tokens = 0
-        """How many leading tokens end on a complete character. The writer cuts a step of kind "length" back to
-        them; if there are none, it keeps all."""
         self.end: StepEnd | None = None
 
     def feed(self, piece: bytes) -> StepEnd | None:
         """Add one token's bytes (maybe none); the end of the step if this token completes it."""
         if self.end is not None:
             raise RuntimeError("the step has ended; a new step needs a new reader")
-        if self._is_plain(piece):
+        # Most tokens can end nothing, and each is written while a model waits.
+        if (
+            self._content is not None
+            and not self._n_open_tokens
+            and piece.isascii()
+            and self._last_bytes.isdisjoint(piece)
+            and self.n_tokens + 1 < self._max_tokens
+        ):
             self._buffer += piece
-            self._decoded.append(piece.decode("ascii"))
             self.n_tokens += 1
-            self._count_complete()
             return None
         n_before = len(self._buffer)
         self._add(piece)
@@ -102,7 +102,7 @@ class StepReader:
             self._seen = "close"
         elif self._seen is None and self._find_boundary(n_before):
             self._seen = "boundary"
-        if self._seen is not None and self._at_character_end:
+        if self._seen is not None and not self._n_open_tokens:
             return self.finish(self._seen)
         if self.n_tokens >= self._max_tokens:
             return self.finish("length")
@@ -114,9 +114,17 @@ class StepReader:
             raise RuntimeError("the step has ended; a new step needs a new reader")
         n_bytes = len(self._buffer) - self._start
         if kind == "length" and self.n_complete_tokens:
-            n_bytes = self._n_complete_bytes
+            n_bytes -= self._n_open_bytes
         self.end = StepEnd(kind, n_bytes)
         return self.end
+
+    @property
+    def n_complete_tokens(self) -> int:
+        """How many leading tokens end on a complete character.
+
+        The writer cuts a step of kind "length" back to them; if there are none, it keeps all.
+        """
+        return self.n_tokens - self._n_open_tokens
 
     @property
     def data(self) -> bytes:
@@ -127,32 +135,20 @@ class StepReader:
     def text(self) -> str:
         """The step's text: what is kept once it has ended, every complete character until then."""
         if self.end is None:
-            return "".join(self._decoded)
+            return codecs.getincrementaldecoder("utf-8")("replace").decode(self.data)
         return self.data[: max(self.end.n_bytes, 0)].decode("utf-8", "replace")
 
     def _add(self, piece: bytes) -> None:
         if self._content is None and piece.strip():
             self._content = len(self._buffer) + len(piece) - len(piece.lstrip())
         self._buffer += piece
-        self._decoded.append(self._decoder.decode(piece))
         self.n_tokens += 1
-        self._at_character_end = not self._decoder.getstate()[0]
-        if self._at_character_end:
-            self._count_complete()
-
-    def _count_complete(self) -> None:
-        self.n_complete_tokens = self.n_tokens
-        self._n_complete_bytes = len(self._buffer) - self._start
-
-    def _is_plain(self, piece: bytes) -> bool:
-        """Is this a token that can end nothing? Most are, and each is written while a model waits."""
-        return (
-            self._at_character_end
-            and self._content is not None
-            and piece.isascii()
-            and self._last_bytes.isdisjoint(piece)
-            and self.n_tokens + 1 < self._max_tokens
-        )
+        self._decoder.decode(piece)
+        if self._decoder.getstate()[0]:
+            self._n_open_tokens += 1
+            self._n_open_bytes += len(piece)
+        else:
+            self._n_open_tokens = self._n_open_bytes = 0
 
     def _find(self, mark: bytes, n_before: int) -> int:
         """Where the first `mark` that ends after `n_before` begins in the buffer; -1 if there is none."""

@@ -11,7 +11,7 @@ from semspec_local.config import ModelConfig, RunConfig, SamplingConfig
 from semspec_local.errors import ConfigError
 from semspec_local.llama.model import LlamaModel
 from semspec_local.llama.native import C
-from semspec_local.llama.native_time import TIMED, native_time
+from semspec_local.llama.native_time import LLAMA, native_time
 from semspec_local.probes import ProbeSpec
 from semspec_local.probes.mlp import Mlp
 from semspec_local.probes.write import write_mlp_onnx
@@ -198,11 +198,11 @@ def test_llama_cpps_time_is_part_of_the_whole(sources):
 
 
 def test_the_functions_are_put_back_also_after_a_failure():
-    before = [getattr(C, name) for name in TIMED]
+    before = [getattr(C, name) for name in LLAMA[1]]
     with pytest.raises(KeyboardInterrupt), native_time() as spent:
-        assert all(getattr(C, name) is not function for name, function in zip(TIMED, before))
+        assert all(getattr(C, name) is not function for name, function in zip(LLAMA[1], before))
         raise KeyboardInterrupt
-    assert all(getattr(C, name) is function for name, function in zip(TIMED, before))
+    assert all(getattr(C, name) is function for name, function in zip(LLAMA[1], before))
     assert spent.elapsed_s > 0 and spent.n_calls == 0
 
 

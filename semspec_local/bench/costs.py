@@ -172,7 +172,7 @@ def token_speedup(
 
 
 def python_share(native_s: float, elapsed_s: float) -> float | None:
-    """The share of time outside llama.cpp: Python, NumPy, and the probes, which ONNX Runtime computes."""
+    """The share of time outside llama.cpp and onnxruntime: Python and NumPy."""
     share = ratio(native_s, elapsed_s)
     return None if share is None else 1 - share
 

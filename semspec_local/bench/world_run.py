@@ -19,6 +19,7 @@ from ..interrupts import HeldInterrupt
 from ..lab.world import Problem
 from ..llama.native_time import NativeTime, native_time
 from ..metrics import Counters
+from ..probes import native_calls
 from ..provenance import atomic_write
 from ..trace import json_line
 from .arms import Arm, ArmRun
@@ -30,7 +31,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ItemResult:
-    """What one arm did with one problem. `native_s` and `elapsed_s` are None when llama.cpp's calls were not timed.
+    """What one arm did with one problem. `native_s` and `elapsed_s` are None when native calls were not timed.
 
     `elapsed_s` is a little more than `wall_s`: the prompt's text is made in it, and the answer read.
     """
@@ -131,7 +132,7 @@ def run_item(arm: Arm, number: int, problem: Problem, *, seed: int, timed: bool 
     """One problem, put to one arm, graded and judged."""
     spent: NativeTime | None = None
     if timed:
-        with native_time() as spent:
+        with native_time(native_calls()) as spent:
             run = arm.run(problem.question, seed)
     else:
         run = arm.run(problem.question, seed)

@@ -23,6 +23,7 @@ from ..llama.chat import ChatTemplate
 from ..llama.lanes import Job, LlamaLanes, Trunk
 from ..protocols import ModelStep, Pooling, TapPoint, Window
 from ..provenance import atomic_write, fingerprint_file, provenance
+from ..questions import QUESTION_KEYS, question_of
 from ..roles import Role
 from ..steps import StepReader
 from .collection import COLLECTION_VERSION, N_PREFIXES, N_SAMPLES, POST, StateKind
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 _ROUNDS = 4
 """Samples of a group for each lane: more keep the lanes fuller, and lose more when a run is cut short."""
+
+_SOLUTION_ROUNDS = 2
+"""The same for solutions, which are several times as long as a step."""
 
 _NO_BOUNDARY = "\0"  # a whole solution is written as one step
 
@@ -78,10 +82,6 @@ class _Prefix:
         return (base * 1_000_003 + self.prefix_id * 4099 + sample * 2 + (writer == "draft")) % 2**31
 
 
-QUESTION_KEYS = ("question", "problem", "prompt")
-"""What a line may call its question; GSM8K, MATH and batches of jobs differ."""
-
-
 def read_problems(path: Path, limit: int, offset: int = 0) -> list[Problem]:
     """Problems from a JSONL file whose lines hold one of `QUESTION_KEYS`, numbered by their lines."""
     problems = []
@@ -102,13 +102,15 @@ def made_up_problems(seed: int, limit: int, offset: int = 0) -> list[Problem]:
 
 def _question(path: Path, number: int, line: str) -> str:
     try:
-        row = json.loads(line)
-        return next(str(row[key]) for key in QUESTION_KEYS if isinstance(row.get(key), str))
-    except (ValueError, AttributeError, StopIteration):
+        question = question_of(json.loads(line))
+    except ValueError:
+        question = None
+    if question is None:
         raise ConfigError(
             f"{path}, line {number + 1}: got {line.strip()[:60]!r}; wanted a JSON object with a text called "
             f"{', '.join(QUESTION_KEYS[:-1])} or {QUESTION_KEYS[-1]}"
-        ) from None
+        )
+    return question
 
 
 def middle_layers(n_layer: int) -> tuple[int, ...]:
@@ -202,6 +204,7 @@ class Collector:
         n_group = -(-_ROUNDS * self.config.n_lanes // self.config.n_samples)
         for k in range(self.config.n_prefixes):
             for start in range(0, len(problems), n_group):
+                self._solve_until(problems, start + n_group)
                 prefixes = self._prefixes(problems[start : start + n_group])
                 group = [p for p in prefixes if p.prefix_id % self.config.n_prefixes == k]
                 if missing := {prefix.prefix_id for prefix in group} - done:
@@ -209,15 +212,25 @@ class Collector:
                     done |= missing
                     yield len(done)
 
-    def _prefixes(self, problems: Sequence[Problem]) -> list[_Prefix]:
-        """Places in solutions by the target; the solutions are stored, so that a rerun has the same prefixes."""
-        path = self.folder / "solutions.jsonl"
-        stored = {row["problem_id"]: row["tokens"] for row in _read_lines(path)}
-        if any(problem.problem_id not in stored for problem in problems):
-            for problem, tokens in self._solve(problems):
+    def _solutions(self) -> dict[str, list[int]]:
+        """Token ids of the target's solutions so far; they are stored, so that a rerun has the same prefixes."""
+        return {row["problem_id"]: row["tokens"] for row in _read_lines(self.folder / "solutions.jsonl")}
+
+    def _solve_until(self, problems: Sequence[Problem], end: int) -> None:
+        """Let the target solve the problems before `end`, and some more; a part cut short is solved again whole."""
+        stored, n_part = self._solutions(), _SOLUTION_ROUNDS * self.config.n_lanes
+        for start in range(0, min(end, len(problems)), n_part):
+            part = problems[start : start + n_part]
+            if all(problem.problem_id in stored for problem in part):
+                continue
+            for problem, tokens in self._solve(part):
                 if problem.problem_id not in stored:
-                    stored[problem.problem_id] = tokens
-                    _append_line(path, {"problem_id": problem.problem_id, "tokens": tokens})
+                    row = {"problem_id": problem.problem_id, "tokens": tokens}
+                    _append_line(self.folder / "solutions.jsonl", row)
+
+    def _prefixes(self, problems: Sequence[Problem]) -> list[_Prefix]:
+        """Places in the target's solutions."""
+        stored = self._solutions()
         prefixes: list[_Prefix] = []
         for problem in problems:
             prompt, steps = self._prompt(problem), self._cut(stored[problem.problem_id])

@@ -10,7 +10,7 @@ taps.py        hidden states of chosen layers, read while llama.cpp computes
 context.py     one native context: decode, logits, memory
 sampling.py    llama.cpp's sampler chain with an explicit seed
 session.py     LlamaStepModel: one sequence in one context, as the engine wants it
-native_time.py how long llama.cpp itself works, when asked
+native_time.py how long native code itself works, when asked
 lanes.py       many sequences at once, for making probe data
 facts.py       what can be said of a model without its weights
 build.py       what the installed llama.cpp is

@@ -49,6 +49,21 @@ class Decoded:
     states: dict[TapPoint, FloatArray]
 
 
+class _Floats:
+    """What NumPy asks for to see memory as an array; made in a microsecond, where ctypes' way takes thirty."""
+
+    def __init__(self, address: int, shape: tuple[int, ...]) -> None:
+        self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": _FLOAT, "version": 3}
+
+
+_FLOAT = np.dtype(np.float32).str
+
+
+def float_view(pointer: Any, shape: tuple[int, ...]) -> FloatArray:
+    """The floats that a ctypes pointer points at, float32 of this shape; not a copy."""
+    return np.asarray(_Floats(ctypes.addressof(pointer.contents), shape))
+
+
 class LlamaContext:
     """A context of `model`, for `n_seq_max` sequences of `n_ctx` tokens each; close it before the model."""
 
@@ -76,14 +91,14 @@ class LlamaContext:
         self._calls_back = bool(taps) and not self._outputs_state
         self._stack = ExitStack()
         self._held: HeldInterrupt | None = None
-        self._rows: dict[str, tuple[int, FloatArray]] = {}
         self._abort_callback = C.ggml_abort_callback(self._should_abort)
         parameters = C.llama_context_default_params()
         parameters.n_ctx, parameters.n_seq_max = n_ctx * n_seq_max, n_seq_max
         parameters.n_batch, parameters.n_ubatch = self.n_batch, min(n_ubatch, self.n_batch)
         parameters.n_threads = parameters.n_threads_batch = n_threads
         parameters.swa_full = True  # a sliding window kept whole can be cut anywhere
-        parameters.kv_unified = False  # a sequence attends to its own cells, not to those of all
+        # One buffer for all sequences: with one each, llama.cpp evaluates only neighbouring numbers together.
+        parameters.kv_unified = True
         if self._outputs_state:
             parameters.embeddings, parameters.pooling_type = True, C.LLAMA_POOLING_TYPE_NONE
         elif self.taps:
@@ -104,6 +119,7 @@ class LlamaContext:
             on_error.callback(self.close)
             held.check()
             self._arrays = self._batch_arrays()
+            self._one = self._batch_of_one()
             self._check_taps()
             self.can_trim = self._probe_trim()
             on_error.pop_all()
@@ -117,6 +133,14 @@ class LlamaContext:
         self._n_other_sequences = 0  # leading tokens of the batch whose sequence may not be 0
         as_array = np.ctypeslib.as_array
         return (as_array(batch.token, shape), as_array(batch.pos, shape), as_array(batch.logits, shape))
+
+    def _batch_of_one(self) -> Any:
+        """A batch that always has one token of sequence 0, with output."""
+        batch = C.llama_batch_init(1, 0, 1)
+        self._stack.callback(C.llama_batch_free, batch)
+        batch.n_tokens, batch.n_seq_id[0], batch.seq_id[0][0], batch.logits[0] = 1, 1, 0, 1
+        self._one_token, self._one_position = batch.token, batch.pos
+        return batch
 
     # -- decoding -----------------------------------------------------------------------------------
 
@@ -163,8 +187,7 @@ class LlamaContext:
         n_outputs = sum(flags)
         if not n_outputs:
             return np.empty((0, self.n_vocab), dtype=np.float32)
-        pointer = C.llama_get_logits(self.handle)
-        return np.ctypeslib.as_array(pointer, (n_outputs, self.n_vocab))
+        return float_view(C.llama_get_logits(self.handle), (n_outputs, self.n_vocab))
 
     def _set_sequences(self, n: int, sequences: Sequence[int] | None) -> None:
         if sequences is None and not self._n_other_sequences:
@@ -180,8 +203,8 @@ class LlamaContext:
             return {}
         if self._calls_back:
             return self.taps.rows(n)
-        pointer = C.llama_get_embeddings(self.handle)
-        return {self.taps.taps[0]: np.ctypeslib.as_array(pointer, (n, self.model.n_embd)).copy()}
+        states = float_view(C.llama_get_embeddings(self.handle), (n, self.model.n_embd))
+        return {self.taps.taps[0]: states.copy()}
 
     # -- one token at a time ------------------------------------------------------------------------
 
@@ -191,12 +214,9 @@ class LlamaContext:
         Read what follows it with `last_logits`, `last_state` and `LlamaSampler.sample_last`. Not for contexts whose
         states come through a callback (`calls_back`).
         """
-        if self._n_other_sequences:
-            self._set_sequences(1, None)
-        token_column, position_column, output_column = self._arrays
-        token_column[0], position_column[0], output_column[0] = token, position, 1
-        self._batch.n_tokens = 1
-        status = C.llama_decode(self.handle, self._batch)
+        self._one_token[0] = token
+        self._one_position[0] = position
+        status = C.llama_decode(self.handle, self._one)
         if status:
             self._raise_status(status)
 
@@ -206,20 +226,15 @@ class LlamaContext:
         return self._calls_back
 
     def last_logits(self) -> FloatArray:
-        """Logits float32 [n_vocab] of a token that was decoded alone; llama.cpp's own buffer, until the next decode."""
-        return self._row("logits", C.llama_get_logits(self.handle), self.n_vocab)
+        """Logits float32 [n_vocab] of a token that was decoded alone: llama.cpp's own buffer.
+
+        The next `decode_one` writes the next token's there; anything else may move it.
+        """
+        return float_view(C.llama_get_logits(self.handle), (self.n_vocab,))
 
     def last_state(self) -> FloatArray:
-        """State float32 [n_embd] after the final norm of a token that was decoded alone; a copy."""
-        return np.array(self._row("state", C.llama_get_embeddings(self.handle), self.model.n_embd))
-
-    def _row(self, kind: str, pointer: Any, width: int) -> FloatArray:
-        """A view of llama.cpp's buffer, made anew when the buffer has moved: making it takes longer than using it."""
-        address = ctypes.addressof(pointer.contents)
-        known = self._rows.get(kind)
-        if known is None or known[0] != address:
-            known = self._rows[kind] = (address, np.ctypeslib.as_array(pointer, (width,)))
-        return known[1]
+        """State float32 [n_embd] after the final norm of a token that was decoded alone; a buffer like the logits'."""
+        return float_view(C.llama_get_embeddings(self.handle), (self.model.n_embd,))
 
     def _run(self) -> None:
         """llama_decode on the filled batch; Ctrl-C aborts a long one."""

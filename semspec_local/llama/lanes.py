@@ -19,7 +19,7 @@ from ..protocols import FloatArray, ModelStep, StepStates, TapPoint
 from ..steps import StepReader
 from .context import LlamaContext
 from .model import LlamaModel
-from .sampling import KnownTokens, LlamaSampler, known_of_all
+from .sampling import KnownTokens, LlamaSampler
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ class LlamaLanes:
             ]
             for sampler in self._samplers:
                 stack.callback(sampler.close)
+            self._known = KnownTokens(vocabulary.n_tokens)
             self._stack = stack.pop_all()
         self._free_lanes = list(reversed(range(n_lanes)))
         self._free_trunks = list(range(n_lanes, n_lanes + n_trunks))
@@ -190,15 +191,23 @@ class LlamaLanes:
     # -- reading ------------------------------------------------------------------------------------
 
     def read(self, trunk: Trunk, texts: Sequence[Sequence[int]]) -> list[ModelStep]:
-        """Evaluate each token list after `trunk`, with log-probabilities; empty lists give empty steps."""
-        return [self._read(trunk, list(tokens)) if tokens else ModelStep(tokens=[]) for tokens in texts]
+        """Evaluate each token list after `trunk`, with log-probabilities; empty lists give empty steps.
+
+        Samples of a short step are often the same: each list is evaluated once.
+        """
+        steps: dict[tuple[int, ...], ModelStep] = {(): ModelStep(tokens=[])}
+        for tokens in texts:
+            if (key := tuple(tokens)) not in steps:
+                steps[key] = self._read(trunk, list(tokens))
+        return [steps[tuple(tokens)] for tokens in texts]
 
     def _read(self, trunk: Trunk, tokens: list[int]) -> ModelStep:
         n, start = len(tokens), len(trunk.tokens)
         decoded = self.context.decode(tokens, range(start, start + n), [trunk.sequence] * n, [True] * n)
-        rows = [trunk.logits, *decoded.logits[:-1]]
+        self._known.add(trunk.logits, tokens[0])
+        self._known.add_all(decoded.logits[:-1], tokens[1:])
         states = {tap: StepStates(before=trunk.last_states[tap], own=own) for tap, own in decoded.states.items()}
-        step = ModelStep(tokens, states, *known_of_all(rows, tokens))
+        step = ModelStep(tokens, states, *self._known.arrays(n))
         self.context.trim(start, trunk.sequence)
         return step
 

@@ -1,4 +1,4 @@
-"""How long llama.cpp itself works: its calls are timed for the duration of a `with`, and at no other time.
+"""How long native code itself works: its calls are timed for the duration of a `with`, and at no other time.
 
 What is not seen: Python that llama.cpp calls back while it computes counts as llama.cpp's (contexts whose
 `calls_back` is true), and a GPU may go on computing after a call has returned. The timer adds about half a microsecond
@@ -15,13 +15,26 @@ from typing import Any
 
 from .native import C
 
-TIMED = ("llama_decode", "llama_sampler_sample", "llama_sampler_apply")
-"""The functions that compute; all others together take a few microseconds for each token."""
+Place = tuple[Any, tuple[str, ...]]
+"""A module or class, and the names of its functions to time."""
+
+LLAMA: Place = (
+    C,
+    (
+        "llama_decode",
+        "llama_sampler_sample",
+        "llama_sampler_apply",
+        "llama_tokenize",
+        "llama_memory_clear",
+        "llama_memory_seq_rm",
+    ),
+)
+"""The functions that work; all others together take a few microseconds for each token."""
 
 
 @dataclass
 class NativeTime:
-    """Seconds in llama.cpp, the number of calls, and the seconds of the whole `with` once it is left."""
+    """Seconds in native code, the number of calls, and the seconds of the whole `with` once it is left."""
 
     native_s: float = 0.0
     n_calls: int = 0
@@ -29,18 +42,21 @@ class NativeTime:
 
 
 @contextmanager
-def native_time(clock: Callable[[], float] = time.perf_counter) -> Iterator[NativeTime]:
-    """Time llama.cpp's calls in this block. For one thread: the functions are replaced in the module that all share."""
+def native_time(*others: Place, clock: Callable[[], float] = time.perf_counter) -> Iterator[NativeTime]:
+    """Time calls of llama.cpp, and of `others`, in this block.
+
+    For one thread: the functions are replaced where all who call them find them.
+    """
     spent = NativeTime()
-    untimed = {name: getattr(C, name) for name in TIMED}
+    untimed = [(place, name, getattr(place, name)) for place, names in (LLAMA, *others) for name in names]
     start = clock()
     try:
-        for name, function in untimed.items():
-            setattr(C, name, _timed(function, spent, clock))
+        for place, name, function in untimed:
+            setattr(place, name, _timed(function, spent, clock))
         yield spent
     finally:
-        for name, function in untimed.items():
-            setattr(C, name, function)
+        for place, name, function in untimed:
+            setattr(place, name, function)
         spent.elapsed_s = clock() - start
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -110,7 +110,7 @@ _BATCH_BYTES = 2**22
 
 
 class KnownTokens:
-    """What a model thinks of tokens, gathered one by one and computed in batches.
+    """What a model thinks of tokens, gathered one by one and computed in batches; for one step after another.
 
     Of each token its natural-log probability under the logits before it, and whether it is one of the two likeliest.
     """
@@ -128,27 +128,43 @@ class KnownTokens:
         self._rows[len(self._tokens)] = logits
         self._tokens.append(token)
 
+    def add_all(self, logits: FloatArray, tokens: Sequence[int]) -> None:
+        """Tokens [n] and the logits float32 [n, n_vocab] that each was read under."""
+        done = 0
+        while done < len(tokens):
+            if len(self._tokens) == len(self._rows):
+                self._compute()
+            held = len(self._tokens)
+            n = min(len(self._rows) - held, len(tokens) - done)
+            self._rows[held : held + n] = logits[done : done + n]
+            self._tokens += tokens[done : done + n]
+            done += n
+
     def arrays(self, n: int) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """Of the first `n` tokens: log-probabilities float32 [n], and whether each is in the top 2, bool [n]."""
+        """Of the first `n` tokens: log-probabilities float32 [n], and whether each is in the top 2, bool [n].
+
+        All are forgotten; the next token is the first of another step.
+        """
         self._compute()
-        logprobs, in_top2 = [np.empty(0, np.float32), *self._logprobs], [np.empty(0, np.bool_), *self._in_top2]
-        return np.concatenate(logprobs)[:n], np.concatenate(in_top2)[:n]
+        logprobs, in_top2 = self._logprobs, self._in_top2
+        self._logprobs, self._in_top2 = [], []
+        if len(logprobs) == 1:
+            return logprobs[0][:n], in_top2[0][:n]
+        empty = np.empty(0, np.float32), np.empty(0, np.bool_)
+        return np.concatenate([empty[0], *logprobs])[:n], np.concatenate([empty[1], *in_top2])[:n]
+
+    def clear(self) -> None:
+        """Forget all, for a step that failed."""
+        self._tokens, self._logprobs, self._in_top2 = [], [], []
 
     def _compute(self) -> None:
         n = len(self._tokens)
+        if not n:
+            return
         rows = self._rows[:n]
-        own = rows[np.arange(n), self._tokens] if n else np.empty(0, np.float32)
-        peaks = rows.max(axis=1, initial=-np.inf)
-        sums = np.exp(rows - peaks[:, None]).sum(axis=1)
-        self._logprobs.append(own - peaks - np.log(sums))
-        self._in_top2.append((rows > own[:, None]).sum(axis=1) <= 1)
+        own = rows[np.arange(n), self._tokens]
+        peaks = rows.max(axis=1)
+        self._in_top2.append(np.count_nonzero(rows > own[:, None], axis=1) <= 1)
+        np.exp(np.subtract(rows, peaks[:, None], out=rows), out=rows)
+        self._logprobs.append(own - peaks - np.log(rows.sum(axis=1)))
         self._tokens.clear()
-
-
-def known_of_all(logits: Iterable[FloatArray], tokens: Sequence[int]) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """The same for tokens [n], each under its row of `logits` [n_vocab]."""
-    known: KnownTokens | None = None
-    for row, token in zip(logits, tokens):
-        known = known or KnownTokens(len(row))
-        known.add(row, token)
-    return known.arrays(len(tokens)) if known is not None else (np.empty(0, np.float32), np.empty(0, np.bool_))

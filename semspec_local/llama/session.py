@@ -21,7 +21,7 @@ from ..protocols import FloatArray, ModelStep, StepStates, TapPoint
 from ..steps import StepReader
 from .context import Decoded, LlamaContext
 from .model import LlamaModel
-from .sampling import KnownTokens, LlamaSampler, known_of_all
+from .sampling import KnownTokens, LlamaSampler
 from .vocabulary import LlamaVocabulary
 
 
@@ -35,8 +35,28 @@ class Checkpoint:
     memory: bytes | None
 
 
-FloatRows = dict[TapPoint, FloatArray]
-"""States float32 [n_embd] of one token, per tap."""
+class StateRows:
+    """States of the tokens of a step, one after another, in an array that serves the next step too."""
+
+    def __init__(self, n_embd: int) -> None:
+        self._rows = np.empty((64, n_embd), dtype=np.float32)
+        self._n = 0
+
+    def add(self, state: FloatArray) -> None:
+        """The next token's state, float32 [n_embd]."""
+        if self._n == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
+        self._rows[self._n] = state
+        self._n += 1
+
+    def take(self, n: int) -> FloatArray:
+        """A copy of the first `n`, float32 [n, n_embd]; all are forgotten."""
+        taken = self._rows[:n].copy()
+        self._n = 0
+        return taken
+
+    def clear(self) -> None:
+        self._n = 0
 
 
 class LlamaStepModel:
@@ -73,6 +93,9 @@ class LlamaStepModel:
         vocabulary = self.model.vocabulary
         self._sampler = LlamaSampler(sampling, seed=seed, n_vocab=vocabulary.n_tokens, n_used=vocabulary.n_used)
         stack.callback(self._sampler.close)
+        self._known = KnownTokens(vocabulary.n_tokens)
+        taps = self.context.taps.taps if self.context.taps else ()
+        self._rows = {tap: StateRows(self.model.n_embd) for tap in taps}
         self.tokens: list[int] = []
         self._start: Checkpoint | None = None
 
@@ -112,13 +135,15 @@ class LlamaStepModel:
     def propose(self, reader: StepReader, *, logprobs: bool = False) -> ModelStep:
         start = self.checkpoint()
         step = ModelStep(tokens=[])
-        known = KnownTokens(self.context.n_vocab) if logprobs else None
-        rows: list[FloatRows] = []
+        known = self._known if logprobs else None
         try:
             write = self._write if self._writes_alone else self._write_by_parts
             if reader.end is None:
-                write(reader, step.tokens, rows, known)
+                write(reader, step.tokens, known)
         except BaseException:
+            self._known.clear()
+            for rows in self._rows.values():
+                rows.clear()
             self._return_to_start()
             raise
         assert reader.end is not None
@@ -128,49 +153,51 @@ class LlamaStepModel:
         n = len(step.tokens)
         if known is not None:
             step.logprobs, step.in_top2 = known.arrays(n)
+        states = {tap: rows.take(n) for tap, rows in self._rows.items()}
         if n:
-            joined = {tap: np.stack([row[tap] for row in rows[:n]]) for tap in rows[0]} if rows else {}
-            step.states = self._step_states(start, joined)
+            step.states = self._step_states(start, states)
         return step
 
-    def _write(self, reader: StepReader, tokens: list[int], rows: list[FloatRows], known: KnownTokens | None) -> None:
-        """Sample and evaluate tokens until the step ends; fills the lists with what is known of each.
+    def _write(self, reader: StepReader, tokens: list[int], known: KnownTokens | None) -> None:
+        """Sample and evaluate tokens until the step ends; fills `tokens`, and what is known of each.
 
         The shortest way through Python: a small draft writes a token in a tenth of a millisecond.
         """
         context, sample, handle = self.context, self._sampler.sample_last, self.context.handle
-        decode_one, feed = context.decode_one, reader.feed
-        piece, eog = self.vocabulary.piece, self.vocabulary.eog_tokens
-        tap = context.taps.taps[0] if context.taps else None
-        token = self._sampler.sample(self._logits)
+        decode_one, feed, n_ctx = context.decode_one, reader.feed, context.n_ctx
+        piece, eog, cached = self.vocabulary.piece, self.vocabulary.eog_tokens, self.tokens
+        tap, states = next(iter(self._rows.items()), (None, None))
+        state = None
+        logits = self._logits
+        token = self._sampler.sample(logits)
         while token not in eog:
             if known is not None:
-                known.add(context.last_logits() if tokens else self._logits, token)
-            if len(self.tokens) >= context.n_ctx:
+                known.add(logits, token)
+            if len(cached) >= n_ctx:
                 self._refuse(1)
-            decode_one(token, len(self.tokens))
-            self.tokens.append(token)
+            decode_one(token, len(cached))
+            cached.append(token)
             tokens.append(token)
-            if tap is not None:
-                rows.append({tap: context.last_state()})
+            if len(tokens) == 1:  # each of the others follows at the same place
+                logits = context.last_logits()
+                state = context.last_state() if states is not None else None
+            if states is not None:
+                states.add(state)
             if feed(piece(token)) is not None:
                 break
             token = sample(handle)
         else:
             reader.finish("eos")
-        if tokens:
-            self._logits = context.last_logits()
-        if rows:
-            self._last_states = rows[-1]
+        self._logits = logits
+        if tap is not None and state is not None:
+            self._last_states = {tap: state.copy()}
 
     @property
     def _writes_alone(self) -> bool:
         """May `_write` drive the context itself?"""
         return not self.context.calls_back
 
-    def _write_by_parts(
-        self, reader: StepReader, tokens: list[int], rows: list[FloatRows], known: KnownTokens | None
-    ) -> None:
+    def _write_by_parts(self, reader: StepReader, tokens: list[int], known: KnownTokens | None) -> None:
         """The same where states come through a callback, or others use the context too."""
         while True:
             token = self._sampler.sample(self._logits)
@@ -179,7 +206,8 @@ class LlamaStepModel:
                 return
             if known is not None:
                 known.add(self._logits, token)
-            rows.append({tap: own[0] for tap, own in self._decode([token]).items()})
+            for tap, own in self._decode([token]).items():
+                self._rows[tap].add(own[0])
             tokens.append(token)
             if reader.feed(self.vocabulary.piece(token)) is not None:
                 return
@@ -189,7 +217,9 @@ class LlamaStepModel:
         states = self._decode(tokens, all_logits=logprobs)
         step = ModelStep(tokens=list(tokens), states=self._step_states(start, states))
         if logprobs:
-            step.logprobs, step.in_top2 = known_of_all((start.logits, *self._all_logits), tokens)
+            self._known.add(start.logits, tokens[0])
+            self._known.add_all(self._all_logits[:-1], tokens[1:])
+            step.logprobs, step.in_top2 = self._known.arrays(len(tokens))
         return step
 
     def _cut_to_whole_character(self, step: ModelStep, reader: StepReader, start: Checkpoint) -> None:
