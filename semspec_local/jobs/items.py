@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from ..config import is_text
 from ..errors import ConfigError
+from ..questions import QUESTION_KEYS
 
 MAX_LINE_BYTES = 4 * 2**20
 """A longer line is no question; it is skipped without being held in memory."""
@@ -275,7 +276,8 @@ def _csv_items(path: Path, data: bytes, column: str | None) -> Iterator[Item | B
     try:
         rows = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
         names = rows.fieldnames or []
-        column = column or next((name for name in ("prompt", "question", "problem") if name in names), None)
+        known = sorted(QUESTION_KEYS, key=lambda name: name != "prompt")  # a batch's own word comes first
+        column = column or next((name for name in known if name in names), None)
         if column is None or column not in names:
             raise ConfigError(f"{path} has the columns {', '.join(names) or '-'}; name the one to ask with --column")
         for row in rows:

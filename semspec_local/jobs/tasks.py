@@ -6,12 +6,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..answer import final_answer, last_boxed
+from ..answer import after_hashes, final_answer, last_boxed
+from ..questions import BOXED
 
-BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
-"""The sentence that Qwen's and DeepSeek's authors ask mathematics with."""
-
-_HASHES = re.compile(r"####\s*(.+)")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
@@ -25,10 +22,7 @@ class Task:
 
 def number_answer(text: str) -> str | None:
     """The number in the last box or after `####`, without thousands separators and units; None where there is none."""
-    found = last_boxed(text)
-    if found is None:
-        hashes = _HASHES.findall(text)
-        found = hashes[-1] if hashes else ""
+    found = last_boxed(text) or after_hashes(text) or ""
     numbers = _NUMBER.findall(found.replace("\\!", "").replace("{,}", ","))
     return numbers[-1].replace(",", "") if numbers else None
 
