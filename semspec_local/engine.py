@@ -24,6 +24,7 @@ from .metrics import Counters
 from .policy import Decision, Policy, Reason, StepScores
 from .prefix import Prefix, Side
 from .protocols import JointProbe, ModelStep, StepModel, StepProbe
+from .rating import Rater
 from .roles import ROLES, Role
 from .steps import StepReader, carry_for
 from .trace import Origin, StepRecord, StopReason
@@ -71,6 +72,7 @@ class Speculation:
         self.counters = Counters(n_prompt_tokens=len(prompts.target))
         self.stop_reason: StopReason | None = None
         self._probes, self._joint_probe = dict(probes or {}), joint_probe
+        self._rater = Rater(target.vocabulary) if "target_rating" in policy.needs else None
         self._needs = policy.needs | needs_of(joint_probe.features if joint_probe is not None else ())
         self._seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
         self._rng = np.random.default_rng(self._seeds[2])
@@ -157,12 +159,13 @@ class Speculation:
         return Candidate(step, text, fits=bool(step.tokens), times={"propose_s": seconds})
 
     def verify(self, candidate: Candidate) -> Decision:
-        """The target reads the candidate in one pass, the probes score it, the policy decides."""
+        """The target reads the candidate in one pass, probes or its own rating score it, the policy decides."""
         assert self.bridge is not None
         target = self.target
         tokens = self.bridge.carry(candidate.drafted.tokens, candidate.text, target.model.vocabulary)
+        n_asked = len(self._rater.prompt) if self._rater is not None else 0
         # An empty step, or one that is too long in the target's tokens: only the target can end the run exactly.
-        if not candidate.fits or not 0 < len(tokens) <= min(self._limits([target])):
+        if not candidate.fits or not 0 < len(tokens) <= min(*self._limits([target]), target.room - n_asked):
             return Decision(False, "forced_target")
         with_logprobs = bool(self._needs & {"target_logprobs", "target_in_top2"})
         start = self._clock()
@@ -296,6 +299,7 @@ class Speculation:
             draft_logprobs=drafted.logprobs,
             target_logprobs=read.logprobs,
             target_in_top2=read.in_top2,
+            target_rating=self._rater.rate(self.target.model) if self._rater is not None else None,
         )
         probe = self._joint_probe
         if probe is None:

@@ -2,8 +2,8 @@
 
 Pure: this module knows nothing of models, probes, text or caches. Sources: arXiv 2602.03708 (SemanticSpec) and
 the three versions of its authors' code for the `semantic-` rules; the log-probability of arXiv 2604.15244 for
-`mean-loglik`. In symbols, for a step of tokens i: lT_i and lD_i are the log-probabilities that target and draft
-give to it (natural log, temperature 1).
+`mean-loglik`; arXiv 2504.07891 for `specreason`. In symbols, for a step of tokens i: lT_i and lD_i are the
+log-probabilities that target and draft give to it (natural log, temperature 1).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ Need = Literal[
     "draft_logprobs",
     "target_logprobs",
     "target_in_top2",
+    "target_rating",
 ]
 
 Reason = Literal[
@@ -51,6 +52,8 @@ Reason = Literal[
 
 _T = TypeVar("_T")
 
+_RATINGS = (0.0, 9.0)
+
 _ROUNDING = 1e-3
 """A log-probability may exceed 0 by this much, from float32 sums over a large vocabulary."""
 
@@ -62,7 +65,7 @@ class StepScores:
     `n_tokens` counts the tokens that the target read, at least one. The logarithms are natural, at temperature 1
     and over the whole vocabulary: `draft_logprobs` float32 [n_draft_tokens], `target_logprobs` float32
     [n_target_tokens]. `target_in_top2` bool [n_target_tokens] says of each token whether it is one of the target's
-    two likeliest.
+    two likeliest. `target_rating` is the target's own mark for the step, 0 to 9 (see `rating`).
     """
 
     n_tokens: int
@@ -72,6 +75,7 @@ class StepScores:
     draft_logprobs: FloatArray | None = None
     target_logprobs: FloatArray | None = None
     target_in_top2: NDArray[np.bool_] | None = None
+    target_rating: float | None = None
 
     @property
     def acceptance_ratio(self) -> float | None:
@@ -118,7 +122,7 @@ class Policy(ABC):
         """Accept or reject one candidate.
 
         Raises ConfigError if a needed score is unknown, ProbeError if a semantic probability is none, ModelError if a
-        log-probability is none.
+        log-probability or the rating is none.
         """
         draw = float(rng.random())
         _check_scores(self.name, scores, self.needs)
@@ -257,6 +261,23 @@ class MeanLoglik(Policy):
         return self._by_score(score)
 
 
+class SpecReason(Policy):
+    """SpecReason's rule (arXiv 2504.07891): the target rates the step in digits, asked in words of our own (`rating`).
+
+    The default is the paper's threshold. A step that leaves no room in the context for the question is not put to this
+    policy: the target writes one instead (`forced_target`).
+    """
+
+    name = "specreason"
+    summary = "Accept when the target, asked to rate the step from 0 to 9, rates it high enough."
+    needs = frozenset({"target_rating"})
+    default_threshold = 7.0
+    threshold_range = _RATINGS
+
+    def _rule(self, scores: StepScores, draw: float) -> Decision:
+        return self._by_score(_known(scores.target_rating))
+
+
 class RandomRate(Policy):
     """The control: accepts at a given rate, blind to the step. Its score is the draw; below the threshold accepts."""
 
@@ -295,7 +316,7 @@ POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
     for policy in (
         *(SemanticRatio, SemanticGreedy, SemanticTop2, SemanticJoint),
-        *(LoglikRatio, MeanLoglik, RandomRate, Always, Never),
+        *(LoglikRatio, MeanLoglik, SpecReason, RandomRate, Always, Never),
     )
 }
 """Every policy by its name, in the order to show them."""
@@ -333,6 +354,10 @@ def _check_scores(policy: str, scores: StepScores, needs: frozenset[Need]) -> No
         if need in ("draft_semantic_prob", "target_semantic_prob", "joint_semantic_prob"):
             if not 0 <= value <= 1:
                 raise ProbeError(f"{need} is {value}; wanted a number from 0 to 1, so this probe cannot be trusted")
+        elif need == "target_rating":
+            low, high = _RATINGS
+            if not low <= value <= high:
+                raise ModelError(f"target_rating is {value}; wanted a number from {low:g} to {high:g}")
         elif len(value) == 0:
             raise ValueError(f"{need} is empty; wanted one value per token")
         elif need != "target_in_top2":

@@ -146,6 +146,13 @@ class StepModel(Protocol):
         """Read tokens, at least one, in one pass."""
         ...
 
+    def peek(self, tokens: Sequence[int]) -> FloatArray:
+        """Logits float32 [n_vocab] of what would follow these tokens, at least one, which are then forgotten.
+
+        Afterwards the model is as before, and nothing in its cache was evaluated again.
+        """
+        ...
+
     def rollback(self, n_past: int) -> None:
         """Forget every token from position `n_past` (at least 1) on."""
         ...

@@ -21,6 +21,7 @@ from .modelinfo import ModelInfo
 from .policy import Policy, make_policy
 from .protocols import TapPoint
 from .provenance import fingerprint_file, provenance
+from .rating import Rater
 from .result import RunResult, result_of
 from .roles import PROBE_ROLES, ROLES, ProbeRole, Role
 
@@ -157,6 +158,8 @@ class Reasoner:
             assert path is not None
             models[role] = stack.enter_context(LlamaModel(path, n_gpu_layers=layers[role]))
             self.infos[role] = models[role].info()
+        if "target_rating" in self.policy.needs:
+            Rater(models["target"].vocabulary)  # raises before the first question where it cannot
         self._load_probes()
         self.n_lanes = self.n_lanes or self._best_lanes(models["target"])
         self._lanes: list[dict[Role, LlamaStepModel]] = [{} for _ in range(self.n_lanes)]

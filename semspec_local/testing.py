@@ -43,7 +43,7 @@ class ScriptedModel:
     What a step leaves of a string begins the next one, unless the script is a function. A script that has run out
     ends generation; a function that returns nothing is an error. `calls` lists what was asked: the method's name, and
     `n_past` before the call. `logprob` is the log-probability of every token, `in_top2` whether it is among the two
-    likeliest.
+    likeliest. `peeks` are texts of one token, taken in turn and then the last one again: what `peek` finds likeliest.
     """
 
     n_embd = 4
@@ -56,12 +56,14 @@ class ScriptedModel:
         vocabulary: ByteVocabulary | None = None,
         logprob: float = -0.1,
         in_top2: bool = True,
+        peeks: Sequence[str] = ("9",),
     ) -> None:
         self.vocabulary = vocabulary or ByteVocabulary()
         self.n_ctx = n_ctx
         self.tokens: list[int] = []
         self.calls: list[tuple[str, int]] = []
         self.logprob, self.in_top2 = logprob, in_top2
+        self._peeks = list(peeks)
         self._is_function = callable(script)
         self._next = script if callable(script) else _from_list(iter(script))
         self._rest: deque[int] = deque()
@@ -108,6 +110,15 @@ class ScriptedModel:
         if self.n_past > self.n_ctx:
             raise AssertionError("the engine let a model read past its context")
         return self._step(start, logprobs, None)
+
+    def peek(self, tokens: Sequence[int]) -> FloatArray:
+        self.calls.append(("peek", self.n_past))
+        if self.n_past + len(tokens) > self.n_ctx:
+            raise AssertionError("the engine let a model read past its context")
+        (token,) = self.vocabulary.encode(self._peeks.pop(0) if len(self._peeks) > 1 else self._peeks[0])
+        logits = np.zeros(max(token, EOG) + 1, dtype=np.float32)
+        logits[token] = 1.0
+        return logits
 
     def rollback(self, n_past: int) -> None:
         self.calls.append(("rollback", self.n_past))

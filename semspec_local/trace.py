@@ -33,7 +33,8 @@ class StepRecord:
     `index` is its position in the trace, `step_index` that among the committed steps (a rejected candidate has that
     of the step that replaces it). `origin` wrote it. Token counts are None for a model that did not hold the step.
     `accepted` is None when no policy was asked. `end` is a `steps.StepEnd.kind`, or "forced". Times are in seconds,
-    0.0 for what did not happen.
+    0.0 for what did not happen: `score_s` is the target's pass over the candidate, `probe_s` all else that scores it,
+    the probes or the rating.
     """
 
     index: int

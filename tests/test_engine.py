@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from semspec_local.config import RunConfig
 from semspec_local.engine import Prompts, Speculation
-from semspec_local.errors import DecodeError
+from semspec_local.errors import ConfigError, DecodeError
 from semspec_local.interrupts import HeldInterrupt
 from semspec_local.metrics import Counters
 from semspec_local.policy import make_policy
+from semspec_local.rating import RATING_PROMPT
 from semspec_local.testing import END, ByteVocabulary, ConstantJointProbe, ConstantProbe, ScriptedModel
 from semspec_local.trace import StepRecord
 
@@ -140,7 +141,7 @@ def test_a_draft_that_wants_to_stop_at_once_leaves_the_word_to_the_target():
 
 
 @pytest.mark.parametrize("max_tokens", [1, 4, 5, 6, 11, 12])
-@pytest.mark.parametrize("policy", ["always", "never", "semantic-ratio"])
+@pytest.mark.parametrize("policy", ["always", "never", "semantic-ratio", "specreason"])
 def test_the_budget_is_exact(max_tokens, policy):
     target, draft = ScriptedModel(lambda t: "12345\n\n"), ScriptedModel(lambda t: "abc\n\n")
     loop, records = run(target, draft, policy, probes=(0.5, 0.1), max_tokens=max_tokens)
@@ -151,7 +152,7 @@ def test_the_budget_is_exact(max_tokens, policy):
 
 
 @pytest.mark.parametrize(("target_ctx", "draft_ctx"), [(20, 99), (99, 20), (20, 20)])
-@pytest.mark.parametrize("policy", ["always", "semantic-ratio"])
+@pytest.mark.parametrize("policy", ["always", "semantic-ratio", "specreason"])
 def test_a_full_context_ends_the_run_at_its_last_token(target_ctx, draft_ctx, policy):
     target = ScriptedModel(lambda t: "12345\n\n", n_ctx=target_ctx)
     draft = ScriptedModel(lambda t: "abc\n\n", n_ctx=draft_ctx)
@@ -340,6 +341,62 @@ def test_log_probabilities_are_computed_only_for_a_joint_probe_that_reads_them()
             )
         )
         assert asked == [wanted]
+
+
+def test_the_targets_rating_decides_and_is_forgotten():
+    target = ScriptedModel(["one\n\n", "own\n\n"], peeks=("8", "6", "7"))
+    draft = ScriptedModel(["two\n\n", "three\n\n", "four" + END])
+    loop, records = run(target, draft, "specreason")
+    assert loop.text == "one\n\ntwo\n\nown\n\nfour"
+    judged = [(r.text, r.score, r.threshold, r.accepted, r.reason) for r in records if r.accepted is not None]
+    assert judged == [
+        ("two\n\n", 8.0, 7.0, True, "score_ok"),
+        ("three\n\n", 6.0, 7.0, False, "below_threshold"),
+        ("four", 7.0, 7.0, True, "score_ok"),
+    ]
+    # Asked once about each step, when it was read; and never the draft.
+    starts, asked = ([n_past for name, n_past in target.calls if name == kind] for kind in ("score", "peek"))
+    assert asked == [start + len(text) for start, (text, *_) in zip(starts, judged, strict=True)]
+    assert "peek" not in {name for name, _ in draft.calls}
+
+
+@pytest.mark.parametrize(("threshold", "n_accepted"), [(0, 3), (5, 3), (5.5, 0), (9, 0)])
+def test_the_threshold_is_of_ratings(threshold, n_accepted):
+    target = ScriptedModel(lambda t: "t\n\n", peeks=("5",))
+    loop, _ = run(target, ScriptedModel(lambda t: "d\n\n"), "specreason", threshold, max_tokens=12)
+    assert (loop.counters.n_accepted_steps, loop.counters.n_proposed_steps) == (n_accepted, 3)
+
+
+@pytest.mark.parametrize(("spare", "reasons"), [(0, {"score_ok"}), (-1, {"forced_target"})])
+def test_a_step_that_leaves_no_room_to_ask_is_the_targets(spare, reasons):
+    n_ctx = len(PROMPT) + len("t\n\n" + "d\n\n" * 3) + len(RATING_PROMPT) + spare
+    target = ScriptedModel(lambda t: "t\n\n", n_ctx=n_ctx)
+    loop, records = run(target, ScriptedModel(lambda t: "d\n\n"), "specreason", max_tokens=12)
+    assert [r.reason for r in records[:3]] == ["priming", "score_ok", "score_ok"]
+    assert {r.reason for r in records[3:]} == reasons
+    assert loop.counters.n_proposed_steps == (3 if spare == 0 else 2)
+    assert (loop.stop_reason, loop.counters.n_committed_tokens) == ("budget", 12)
+
+
+def test_a_rating_counts_as_time_of_scoring_beside_the_pass():
+    clock = FakeClock()
+
+    class Slow(ScriptedModel):
+        def peek(self, tokens):
+            clock.now += 100
+            return super().peek(tokens)
+
+    target, draft = Slow(["one\n\n"]), ScriptedModel(["two" + END])
+    loop = speculation(target, draft, "specreason")
+    loop._clock = clock
+    records = list(loop)
+    assert (records[1].score_s, records[1].probe_s) == (1.0, 101.0)
+    assert loop.counters.probe_s == 101.0
+
+
+def test_a_vocabulary_without_digits_cannot_be_asked():
+    with pytest.raises(ConfigError, match="no token that is 0 alone"):
+        speculation(ScriptedModel(STEPS, vocabulary=Pairs("pairs")), ScriptedModel(STEPS), "specreason")
 
 
 def test_counters_agree_with_the_trace_and_times_are_the_clocks():

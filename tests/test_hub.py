@@ -147,7 +147,9 @@ def answers(asked, policy: str, n_lanes: int, temperature: float):
     return {item.id: (item.text, item.seed, item.stats["n_accepted_steps"]) for item in found}
 
 
-@pytest.mark.parametrize("policy", ["never", "loglik-ratio", "semantic-joint", "semantic-ratio", "always"])
+@pytest.mark.parametrize(
+    "policy", ["never", "loglik-ratio", "semantic-joint", "semantic-ratio", "specreason", "always"]
+)
 def test_lanes_change_nothing_in_the_answers(asked, policy):
     alone = answers(asked, policy, 1, 0.0)
     for n_lanes in (2, 5):

@@ -117,6 +117,7 @@ NEEDED = {
     "target_logprobs": np.full(2, -0.2, np.float32),
     "draft_logprobs": np.full(2, -0.1, np.float32),
     "target_in_top2": np.array([True, False]),
+    "target_rating": 7.0,
 }
 
 

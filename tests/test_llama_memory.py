@@ -13,7 +13,7 @@ from semspec_local.errors import ModelError
 from semspec_local.llama.context import LlamaContext
 from semspec_local.llama.native import C
 from semspec_local.llama.session import LlamaStepModel
-from semspec_local.policy import make_policy
+from semspec_local.policy import Decision, Policy, StepScores, make_policy
 from semspec_local.protocols import StepStates, TapPoint
 
 PROMPT = TOKENS[:40]  # the windows of gemma2 are 16 tokens long
@@ -31,14 +31,20 @@ class Constant:
         return 0.5
 
 
-def run(target: LlamaStepModel, draft: LlamaStepModel | None, policy: str, threshold: float | None = None, **config):
+def run(
+    target: LlamaStepModel,
+    draft: LlamaStepModel | None,
+    policy: str | Policy,
+    threshold: float | None = None,
+    **config,
+):
     """Text, token ids and records of a run; after every record the caches hold the prompt and what is committed."""
     loop = Speculation(
         Prompts(PROMPT, PROMPT),
         target=target,
         draft=draft,
-        policy=make_policy(policy, threshold),
-        config=RunConfig(**{"policy": policy, "max_tokens": 100, "max_step_tokens": 8, **config}),
+        policy=make_policy(policy, threshold) if isinstance(policy, str) else policy,
+        config=RunConfig(**{"max_tokens": 100, "max_step_tokens": 8, **config}),
         probes={"draft": Constant(), "target": Constant()},
         seed=3,
     )
@@ -64,6 +70,32 @@ def test_rejecting_every_step_gives_the_targets_own_text(tiny, tmp_path, kind, p
     assert sum(record.n_target_tokens or 0 for record in rejected) > 10, "the target has read what it then forgot"
     assert pair.target.committed == alone.target.committed
     assert (pair.text, pair.stop_reason) == (alone.text, alone.stop_reason)
+
+
+class Decided(Policy):
+    """Decides as another run did, and asks for nothing."""
+
+    name = "decided"
+
+    def __init__(self, decisions: list[bool]) -> None:
+        super().__init__()
+        self._decisions = iter(decisions)
+
+    def _rule(self, scores: StepScores, draw: float) -> Decision:
+        return Decision(next(self._decisions), "always")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_being_asked_for_ratings_changes_nothing_but_the_decisions(tiny, kind):
+    def runs(policy: Policy):
+        options = {"sampling": FREE, "taps": [TAP]}
+        with session(tiny(kind), **options) as target, session(tiny(kind), **options) as draft:
+            loop, records = run(target, draft, policy)
+        return loop.target.committed, loop.draft.committed, [r.accepted for r in records if r.accepted is not None]
+
+    asked = runs(make_policy("specreason", 5))
+    assert len(asked[2]) >= 3
+    assert runs(Decided(asked[2])) == asked
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -152,6 +152,91 @@ def test_a_prefill_forgets_everything(pair):
     assert model.propose(at_most(20)).tokens == fresh.propose(at_most(20)).tokens
 
 
+# -- looking ahead ----------------------------------------------------------------------------------
+
+QUESTION = TOKENS[70:110]
+
+
+def test_a_peek_is_a_reading_that_leaves_everything_as_it_was(pair):
+    model, untouched = pair
+    for one in pair:
+        one.prefill(PROMPT)
+        one.score(STEP)
+    logits = model.peek(QUESTION)
+    check(model)
+    assert model.tokens == untouched.tokens == PROMPT + STEP
+    assert np.array_equal(model._logits, untouched._logits)
+    written = [one.propose(at_most(25), logprobs=True) for one in pair]
+    assert written[0].tokens == written[1].tokens
+    assert np.array_equal(written[0].logprobs, written[1].logprobs)
+    untouched.rollback(len(PROMPT + STEP))
+    untouched.score(QUESTION)
+    assert np.array_equal(logits, untouched._logits)
+
+
+def test_after_a_peek_the_step_before_it_is_rolled_back_without_an_evaluation(pair, monkeypatch):
+    model, untouched = pair
+    for one in pair:
+        one.prefill(PROMPT)
+    for _ in range(2):
+        model.score(STEP)
+        model.peek(QUESTION)
+        with monkeypatch.context() as patch:
+            patch.setattr(model.context, "decode", None)
+            model.rollback(len(PROMPT))
+        check(model)
+        assert np.array_equal(model._logits, untouched._logits)
+    assert model.propose(at_most(25)).tokens == untouched.propose(at_most(25)).tokens
+
+
+def test_a_model_that_was_asked_at_once_or_twice_writes_the_same(pair):
+    model, untouched = pair
+    for one in pair:
+        one.prefill(PROMPT)
+    first, again = model.peek(QUESTION), model.peek(QUESTION)
+    assert np.array_equal(first, again) and not np.array_equal(first, model._logits)
+    assert model.propose(at_most(25)).tokens == untouched.propose(at_most(25)).tokens
+
+
+@pytest.mark.parametrize("kind", ["llama", "mamba"])
+def test_states_after_a_peek_are_those_without_it(tiny, kind):
+    taps = (TapPoint(1), TapPoint(2))
+    with session(tiny(kind), taps=taps) as model, session(tiny(kind), taps=taps) as untouched:
+        for one in (model, untouched):
+            one.prefill(PROMPT)
+            one.score(STEP)
+        model.peek(QUESTION)
+        a, b = (one.score(TOKENS[110:120]) for one in (model, untouched))
+    for tap in taps:
+        assert np.array_equal(a.states[tap].before, b.states[tap].before)
+        assert np.array_equal(a.states[tap].own, b.states[tap].own)
+
+
+def test_a_peek_that_fails_leaves_everything_as_it_was(pair, monkeypatch):
+    model, untouched = pair
+    for one in pair:
+        one.prefill(PROMPT)
+        one.score(STEP)
+    with pytest.raises(DecodeError, match="holds 512 tokens; 70 are in it and 450 more do not fit"):
+        model.peek((TOKENS * 2)[:450])
+    decode = model.context.decode
+
+    def broken(*arguments, **options):
+        decode(*arguments, **options)
+        raise DecodeError("broken")
+
+    with monkeypatch.context() as patch, pytest.raises(DecodeError, match="broken"):
+        patch.setattr(model.context, "decode", broken)
+        model.peek(QUESTION)
+    check(model)
+    assert model.tokens == PROMPT + STEP
+    assert np.array_equal(model._logits, untouched._logits)
+    assert model.propose(at_most(25)).tokens == untouched.propose(at_most(25)).tokens
+    model.rollback(len(PROMPT + STEP))
+    model.rollback(len(PROMPT))
+    check(model)
+
+
 # -- limits ---------------------------------------------------------------------------------------
 
 

@@ -122,7 +122,7 @@ LAYERS = [
     {"config", "modelinfo", "provenance"},
     {"steps"},
     {"protocols"},
-    {"policy", "bridge", "prefix"},
+    {"policy", "bridge", "prefix", "rating"},
     {"metrics", "features"},
     {"trace"},
     {"waiting", "candidate"},

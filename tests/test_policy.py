@@ -25,6 +25,7 @@ SCORES = st.builds(
         target_logprobs=[logprob for logprob, _ in tokens],
         top2=[top2 for _, top2 in tokens],
         joint=draft,
+        rating=round(9 * draft),
     ),
     PROB,
     PROB,
@@ -51,6 +52,7 @@ def scores(
     target_logprobs: list[float] | None = None,
     top2: list[bool] | None = None,
     joint: float | None = None,
+    rating: float | None = None,
 ) -> StepScores:
     return StepScores(
         n_tokens=len(target_logprobs or [0]),
@@ -60,6 +62,7 @@ def scores(
         draft_logprobs=None if draft_logprobs is None else np.array(draft_logprobs, np.float32),
         target_logprobs=None if target_logprobs is None else np.array(target_logprobs, np.float32),
         target_in_top2=None if top2 is None else np.array(top2, np.bool_),
+        target_rating=rating,
     )
 
 
@@ -84,7 +87,10 @@ def test_a_decision_is_finite_and_from_the_closed_set(name: str, some: StepScore
     assert decision.threshold == make_policy(name).threshold
 
 
-@given(st.sampled_from(["semantic-greedy", "semantic-joint", "loglik-ratio", "mean-loglik"]), SCORES, st.floats(0, 1))
+WITHOUT_COIN = ["semantic-greedy", "semantic-joint", "loglik-ratio", "mean-loglik", "specreason"]
+
+
+@given(st.sampled_from(WITHOUT_COIN), SCORES, st.floats(0, 1))
 def test_a_rule_without_a_coin_accepts_iff_its_score_reaches_the_threshold(
     name: str, some: StepScores, threshold: float
 ) -> None:
@@ -148,6 +154,20 @@ def test_the_guard_of_mean_loglik_is_off_by_default() -> None:
     assert decide(MeanLoglik(0.1, min_token_prob=0.0), unlikely).accepted
     with pytest.raises(ConfigError):
         MeanLoglik(min_token_prob=1.5)
+
+
+def test_specreason_accepts_from_a_rating_of_7_on_unless_told_otherwise() -> None:
+    found = [decide(make_policy("specreason"), scores(rating=rating)) for rating in range(10)]
+    assert [decision.accepted for decision in found] == [False] * 7 + [True] * 3
+    assert found[3] == Decision(False, "below_threshold", 3.0, 7.0)
+    assert decide(make_policy("specreason", 9), scores(rating=9)) == Decision(True, "score_ok", 9.0, 9.0)
+    assert not decide(make_policy("specreason", 9), scores(rating=8)).accepted
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1, 10])
+def test_a_rating_that_is_none_raises(bad: float) -> None:
+    with pytest.raises(ModelError, match=f"target_rating is {bad}; wanted a number from 0 to 9"):
+        decide(make_policy("specreason", 0), scores(rating=bad))
 
 
 def test_a_token_the_target_rules_out_gives_score_zero() -> None:
@@ -231,6 +251,7 @@ def test_an_unknown_policy_lists_the_known_ones() -> None:
         ("semantic-ratio", math.inf),
         ("random", 1.1),
         ("mean-loglik", 2.0),
+        ("specreason", 9.5),
         ("always", 0.5),
         ("never", 0.0),
     ],

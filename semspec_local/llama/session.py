@@ -51,7 +51,7 @@ class StateRows:
 
     def take(self, n: int) -> FloatArray:
         """A copy of the first `n`, float32 [n, n_embd]; all are forgotten."""
-        taken = self._rows[:n].copy()
+        taken: FloatArray = self._rows[:n].copy()
         self._n = 0
         return taken
 
@@ -181,7 +181,7 @@ class LlamaStepModel:
             if len(tokens) == 1:  # each of the others follows at the same place
                 logits = context.last_logits()
                 state = context.last_state() if states is not None else None
-            if states is not None:
+            if states is not None and state is not None:
                 states.add(state)
             if feed(piece(token)) is not None:
                 break
@@ -221,6 +221,18 @@ class LlamaStepModel:
             self._known.add_all(self._all_logits[:-1], tokens[1:])
             step.logprobs, step.in_top2 = self._known.arrays(len(tokens))
         return step
+
+    def peek(self, tokens: Sequence[int]) -> FloatArray:
+        start, here = self._start, self.checkpoint()
+        try:
+            self._decode(tokens)
+            logits: FloatArray = self._logits.copy()
+            self.rollback(here.n_past)
+        finally:
+            # The step that was just read may be rolled back next, and only one position is remembered.
+            if start is not None and start.n_past <= self.n_past:
+                self._start = start
+        return logits
 
     def _cut_to_whole_character(self, step: ModelStep, reader: StepReader, start: Checkpoint) -> None:
         """A step cut off by its length ends with a whole character, so that another vocabulary can read it."""
