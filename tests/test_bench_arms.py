@@ -50,6 +50,8 @@ def run(name: str, sources: Sources, *, seed: int = 0, **options) -> ArmRun:
         ArmSpec("draft", "draft"),
         ArmSpec("token-sd", "token-sd", "always", n_draft=4),
         ArmSpec("token-sd@7", "token-sd", "always", n_draft=7),
+        ArmSpec("lookup", "lookup", "never", n_draft=4),
+        ArmSpec("lookup@10", "lookup", "never", n_draft=10),
         ArmSpec("semantic-ratio", "policy", "semantic-ratio"),
         ArmSpec("loglik-ratio@0.9", "policy", "loglik-ratio", 0.9),
         ArmSpec("never", "policy", "never"),
@@ -63,13 +65,14 @@ def test_a_name_says_what_to_run(spec):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("semspec", "known are target, draft, token-sd@N, semantic-ratio, .*never"),
+        ("semspec", "known are target, draft, token-sd@N, lookup@N, semantic-ratio, .*never"),
         ("", "known are"),
         ("target@1", "stands alone"),
         ("draft@", "stands alone"),
         ("token-sd@0", "1 or more"),
         ("token-sd@", "1 or more"),
         ("token-sd@two", "1 or more"),
+        ("lookup@0", "wanted lookup@N for N drafted tokens, 1 or more"),
         ("loglik-ratio@", "wanted a number"),
         ("loglik-ratio@high", "wanted a number"),
         ("random@1.5", "wanted a number from 0 to 1"),
@@ -100,7 +103,8 @@ def test_an_arm_that_drafts_needs_a_draft(tiny, name):
 
 
 def test_all_kinds_answer_one_question_after_another(sources):
-    names = ["target", "draft", "token-sd@3", "loglik-ratio@0.9", "mean-loglik", "always", "never", "random@0.85"]
+    names = ["target", "draft", "token-sd@3", "lookup@3", "loglik-ratio@0.9", "mean-loglik", "specreason"]
+    names += ["always", "never", "random@0.85"]
     with make_arms(names, sources, config(), MODELS) as arms:
         assert [arm.name for arm in arms] == names
         for arm in arms:
@@ -109,7 +113,7 @@ def test_all_kinds_answer_one_question_after_another(sources):
             assert first.text and 0 < first.n_tokens <= 40 and first.wall_s > first.prefill_s > 0
             assert arm.run(QUESTION, 2).text != first.text
             assert not arm.calls_back
-            by_tokens = arm.name.startswith("token-sd")
+            by_tokens = arm.name.startswith(("token-sd", "lookup"))
             assert (first.counters is None, first.records is None) == (by_tokens, by_tokens)
             assert (first.n_proposed is None, first.n_accepted is None) == (not by_tokens, not by_tokens)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import product
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 from gguf_factory import write_model
 from llama_support import FREE, GREEDY, TOKENS, at_most, session
 
+from semspec_local.bench.lookup import Lookup
 from semspec_local.bench.token_sd import TokenSdResult, TokenSpeculation, accept_or_replace
 from semspec_local.config import SamplingConfig
 from semspec_local.engine import Prompts
@@ -31,6 +32,16 @@ def path_of(tiny, tmp_path_factory):
     return lambda name: coarse if name == "coarse" else tiny(name)
 
 
+LOOKUP = "lookup"
+"""In place of a draft: tokens are looked up in the text."""
+
+
+@contextmanager
+def drafting(path_of, kind: str, **options):
+    with session(path_of(kind), **options) if kind != LOOKUP else nullcontext() as draft:
+        yield draft
+
+
 @pytest.fixture
 def models(path_of):
     """A target, and a draft that resembles it."""
@@ -38,7 +49,7 @@ def models(path_of):
         yield target, draft
 
 
-def run(target: LlamaStepModel, draft: LlamaStepModel, prompt=PROMPT, **options) -> TokenSdResult:
+def run(target: LlamaStepModel, draft: LlamaStepModel | None, prompt=PROMPT, **options) -> TokenSdResult:
     defaults = {"n_draft": 4, "sampling": WARM, "max_tokens": 40, "seed": 0}
     return TokenSpeculation(Prompts(prompt, prompt), target=target, draft=draft, **{**defaults, **options}).run()
 
@@ -127,6 +138,12 @@ def test_with_random_numbers_it_is_the_targets_distribution_within_five_sigma():
     assert np.abs(shares - target_probs).max() < 5 * np.sqrt(0.25 / n)
 
 
+def test_a_certain_draft_stays_as_often_as_the_target_would_draw_it():
+    target_probs = np.asarray([0.0, 0.5, 0.3, 0.15, 0.05])
+    for token in range(5):
+        assert enumerated(np.eye(5)[token], target_probs) == pytest.approx(target_probs, abs=0.002)
+
+
 def test_equal_distributions_accept_everything_without_a_random_number():
     probs = np.random.default_rng(3).dirichlet([0.4] * 8)
     for token in range(8):
@@ -185,9 +202,9 @@ def test_at_temperature_0_a_draw_is_a_point():
 
 
 @pytest.mark.parametrize("n_draft", [1, 4, 8])
-@pytest.mark.parametrize("draft_kind", ["llama-other-seed", "coarse", "llama"])
+@pytest.mark.parametrize("draft_kind", ["llama-other-seed", "coarse", "llama", LOOKUP])
 def test_greedy_speculation_writes_what_the_target_alone_writes(path_of, n_draft, draft_kind):
-    with session(path_of("llama")) as target, session(path_of(draft_kind)) as draft:
+    with session(path_of("llama")) as target, drafting(path_of, draft_kind) as draft:
         target.prefill(PROMPT)
         alone = target.propose(at_most(60)).tokens  # ends with a whole character
         assert len(alone) > 50
@@ -199,7 +216,7 @@ def test_greedy_speculation_writes_what_the_target_alone_writes(path_of, n_draft
     assert len(result.tokens) == 1 + result.n_accepted + result.n_target_passes
     if draft_kind == "llama":
         assert result.n_accepted == result.n_proposed
-    elif draft_kind == "coarse":
+    elif draft_kind in ("coarse", LOOKUP):
         assert 0 < result.n_accepted < result.n_proposed
 
 
@@ -219,13 +236,13 @@ def test_a_seed_gives_one_text(models):
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 7, 40])
 @pytest.mark.parametrize("n_draft", [1, 4, 9])
-@pytest.mark.parametrize("draft_kind", ["llama-other-seed", "coarse", "llama"])
+@pytest.mark.parametrize("draft_kind", ["llama-other-seed", "coarse", "llama", LOOKUP])
 def test_a_run_writes_its_budget_and_the_caches_hold_it(path_of, max_tokens, n_draft, draft_kind):
-    with session(path_of("llama")) as target, session(path_of(draft_kind)) as draft:
+    with session(path_of("llama")) as target, drafting(path_of, draft_kind) as draft:
         result = run(target, draft, max_tokens=max_tokens, n_draft=n_draft)
         assert (len(result.tokens), result.stop_reason) == (max_tokens, "budget")
         assert len(result.tokens) == 1 + result.n_accepted + result.n_target_passes
-        for model in (target, draft):
+        for model in filter(None, (target, draft)):
             check_cache(model, PROMPT + result.tokens)
 
 
@@ -242,18 +259,24 @@ def test_an_end_of_generation_token_ends_the_run_and_is_not_in_it(models):
     assert len(set(lengths)) > 3
 
 
-def only_eog(model: LlamaStepModel, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a model find an end-of-generation token likeliest after the token at `position`."""
-    decode, eog = model.context.decode, min(model.vocabulary.eog_tokens)
+def insist(model: LlamaStepModel, tokens: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a model find a token likeliest after the one at a position, for each position in `tokens`."""
+    decode = model.context.decode
 
-    def decode_and_raise(tokens, positions, sequences=None, outputs=None):
-        decoded = decode(tokens, positions, sequences, outputs)
+    def decode_and_raise(some, positions, sequences=None, outputs=None):
+        decoded = decode(some, positions, sequences, outputs)
         wanted = positions[-1:] if outputs is None else [at for at, flag in zip(positions, outputs) if flag]
-        if position in wanted:
-            decoded.logits[list(wanted).index(position), eog] = 1000
+        for row, position in enumerate(wanted):
+            if position in tokens:
+                decoded.logits[row, tokens[position]] = 1000
         return decoded
 
     monkeypatch.setattr(model.context, "decode", decode_and_raise)
+
+
+def only_eog(model: LlamaStepModel, position: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a model find an end-of-generation token likeliest after the token at `position`."""
+    insist(model, {position: min(model.vocabulary.eog_tokens)}, monkeypatch)
 
 
 @pytest.mark.parametrize("n_tokens", range(8))
@@ -289,6 +312,35 @@ def test_a_run_ends_where_a_context_is_full(tiny, n_ctx, n_ctx_draft):
         room = min(n_ctx, n_ctx_draft) - len(PROMPT)
         assert (len(result.tokens), result.stop_reason) == (room, "context_full")
         assert target.tokens == draft.tokens == PROMPT + result.tokens
+
+
+def test_without_a_draft_a_run_ends_where_the_targets_context_is_full_and_fails_alone(tiny, monkeypatch):
+    with session(tiny("llama"), n_ctx=64) as target:
+        result = run(target, None, max_tokens=500, sampling=GREEDY)
+        assert (len(result.tokens), result.stop_reason) == (64 - len(PROMPT), "context_full")
+        assert target.tokens == PROMPT + result.tokens
+        decode, count = target.context.decode, iter(range(100))
+
+        def failing(*args, **options):
+            if next(count) == 3:
+                raise DecodeError("broken")
+            return decode(*args, **options)
+
+        with monkeypatch.context() as patch, pytest.raises(DecodeError, match="broken"):
+            patch.setattr(target.context, "decode", failing)
+            run(target, None, sampling=GREEDY)
+        check_cache(target, PROMPT)
+
+
+@pytest.mark.parametrize("n_tokens", range(8))
+def test_an_end_may_be_looked_up(tiny, monkeypatch, n_tokens):
+    with session(tiny("llama")) as target:
+        (*begin, last), text, eog = TOKENS[100:103], TOKENS[110 : 110 + n_tokens], min(target.vocabulary.eog_tokens)
+        prompt = [*PROMPT, *begin, last, *text, eog, *PROMPT, *begin]  # as chat templates have the end in them
+        insist(target, dict(enumerate([last, *text, eog], len(prompt) - 1)), monkeypatch)
+        result = run(target, None, prompt=prompt, sampling=GREEDY, n_draft=3)
+    assert (result.tokens, result.stop_reason) == ([last, *text], "eos")
+    assert result.n_accepted == result.n_proposed > 0
 
 
 def test_a_run_that_fails_leaves_both_models_at_the_prompt(models, monkeypatch):
@@ -389,3 +441,24 @@ def test_the_first_tokens_of_many_runs_are_distributed_as_the_targets(models):
     # 16 pairs in 600 runs are off by about 0.06; the draft alone would be off by more than half.
     assert distance < 0.12
     assert sum(max(0.0, prob - of_draft.get(pair, 0.0)) for pair, prob in exact.items()) > 0.4
+
+
+def test_certain_drafts_leave_the_targets_distribution_as_it_is(models, monkeypatch):
+    n, prompt, sampling, target = 600, PROMPT[:4], SamplingConfig(temperature=1.5, top_k=4, top_p=1.0), models[0]
+    exact = pairs_of(target, prompt, sampling)
+    likeliest = {first: second for (first, second), _ in sorted(exact.items(), key=lambda item: item[1])}
+
+    class Likeliest(Lookup):
+        """Finds what the target would likeliest write after the first token."""
+
+        def propose(self, tokens, n):
+            return [Draw.certain(likeliest[tokens[-1]])]
+
+    monkeypatch.setattr("semspec_local.bench.token_sd.Lookup", Likeliest)
+    results = [run(target, None, prompt=prompt, sampling=sampling, max_tokens=3, seed=seed) for seed in range(n)]
+    found = Counter(tuple(result.tokens[:2]) for result in results)
+    assert set(found) <= set(exact)
+    assert sum(abs(found[pair] / n - prob) for pair, prob in exact.items()) / 2 < 0.12
+    share = sum(result.n_accepted for result in results) / n
+    assert share == pytest.approx(sum(exact[pair] for pair in likeliest.items()), abs=0.1)
+    assert 0.2 < share < 0.8

@@ -1,7 +1,8 @@
 """The arms of a benchmark behind one protocol: a question goes in, and what was written and how comes out.
 
 An arm is named by a text: `target` and `draft` are that model alone, a policy's name is speculation by steps
-(`loglik-ratio@0.9` with a threshold of its own), `token-sd@4` is speculation by tokens, four drafted at a time.
+(`loglik-ratio@0.9` with a threshold of its own), `token-sd@4` is speculation by tokens, four drafted at a time,
+`lookup@4` the same with tokens that are found in the text.
 Knows nothing of what is asked, nor of right answers.
 """
 
@@ -23,9 +24,9 @@ from ..result import result_of
 from ..trace import StepRecord
 from .token_sd import TokenSpeculation
 
-TARGET, DRAFT, TOKEN_SD = "target", "draft", "token-sd"
+TARGET, DRAFT, TOKEN_SD, LOOKUP = "target", "draft", "token-sd", "lookup"
 DEFAULT_N_DRAFT = 4
-"""Tokens that `token-sd` drafts at a time when its name says no number."""
+"""Tokens that `token-sd` and `lookup` draft at a time when their name says no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,8 @@ class ArmRun:
     """One question, answered.
 
     `wall_s` is from the prompt's first token read to the last one written, `prefill_s` the part of it that reads the
-    prompt. `counters` and `records` are those of speculation by steps (None for token-sd). `n_proposed` and
-    `n_accepted` are tokens of token-sd (None elsewhere).
+    prompt. `counters` and `records` are those of speculation by steps (None elsewhere). `n_proposed` and
+    `n_accepted` are tokens of speculation by tokens (None elsewhere).
     """
 
     answer: str
@@ -89,7 +90,7 @@ class StepArm:
 
 
 class TokenArm:
-    """Lossless speculation by tokens, on the prompts that speculation by steps reads."""
+    """Lossless speculation by tokens, on the prompts that speculation by steps reads; without a draft, by lookup."""
 
     calls_back = False  # its models are loaded without taps
 
@@ -101,7 +102,7 @@ class TokenArm:
         result = TokenSpeculation(
             self._reasoner.prompts(question),
             target=models["target"],
-            draft=models["draft"],
+            draft=models.get("draft"),
             n_draft=self.n_draft,
             sampling=config.sampling,
             max_tokens=config.max_tokens,
@@ -121,7 +122,7 @@ class TokenArm:
 
 @dataclass(frozen=True)
 class ArmSpec:
-    """A parsed name: the kind is `target`, `draft`, `token-sd` or `policy`."""
+    """A parsed name: the kind is `target`, `draft`, `token-sd`, `lookup` or `policy`."""
 
     name: str
     kind: str
@@ -137,12 +138,13 @@ def parse_arm(name: str) -> ArmSpec:
         if at:
             raise ConfigError(f"the arm is {name!r}; {word} stands alone, so leave out @{number}")
         return ArmSpec(name, word)
-    if word == TOKEN_SD:
+    if word in (TOKEN_SD, LOOKUP):
         if at and not (number.isascii() and number.isdecimal() and int(number) > 0):
-            raise ConfigError(f"the arm is {name!r}; wanted {TOKEN_SD}@N for N drafted tokens, 1 or more")
-        return ArmSpec(name, TOKEN_SD, policy="always", n_draft=int(number) if at else DEFAULT_N_DRAFT)
+            raise ConfigError(f"the arm is {name!r}; wanted {word}@N for N drafted tokens, 1 or more")
+        policy = "always" if word == TOKEN_SD else "never"  # decides which models are loaded, and nothing else
+        return ArmSpec(name, word, policy=policy, n_draft=int(number) if at else DEFAULT_N_DRAFT)
     if word not in POLICIES:
-        known = ", ".join((TARGET, DRAFT, f"{TOKEN_SD}@N", *POLICIES))
+        known = ", ".join((TARGET, DRAFT, f"{TOKEN_SD}@N", f"{LOOKUP}@N", *POLICIES))
         raise ConfigError(f"the arm is {name!r}; known are {known} (a policy may have @threshold)")
     try:
         threshold = float(number) if at else None
@@ -181,7 +183,9 @@ def _load(spec: ArmSpec, sources: Sources, config: RunConfig, models: ModelConfi
         probes = {role: path for role, path in sources.probes.items() if f"{role}_semantic_prob" in needs}
         sources = replace(sources, probes=probes)
     reasoner = stack.enter_context(Reasoner(sources, config, models))
-    return TokenArm(spec.name, reasoner, spec.n_draft) if spec.kind == TOKEN_SD else StepArm(spec.name, reasoner)
+    if spec.kind in (TOKEN_SD, LOOKUP):
+        return TokenArm(spec.name, reasoner, spec.n_draft)
+    return StepArm(spec.name, reasoner)
 
 
 def _draft_of(spec: ArmSpec, sources: Sources) -> Path:

@@ -1,15 +1,17 @@
-"""Lossless speculation by tokens ("token-sd", arXiv 2211.17192): the arm that speculation by steps is compared with.
+"""Lossless speculation by tokens (arXiv 2211.17192): the arms that speculation by steps is compared with.
 
-The draft writes some tokens, the target reads them in one pass, and each stays or is replaced so that the text is
-distributed exactly as if the target had written it alone. Knows nothing of steps, probes or policies.
+A draft writes some tokens ("token-sd"), or they are looked up in the text so far ("lookup"); the target reads them in
+one pass, and each stays or is replaced so that the text is distributed exactly as if the target had written it alone.
+Knows nothing of steps, probes or policies.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from ..llama.sampling import Draw, LlamaSampler
 from ..llama.session import LlamaStepModel
 from ..protocols import FloatArray
 from ..trace import StopReason
+from .lookup import Lookup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +31,8 @@ class TokenSdResult:
 
     `stop_reason` is "eos", "budget" or "context_full"; an end-of-generation token is in neither `tokens` nor `text`,
     but counts as proposed and accepted like every other. A round is a pass of the target over drafted tokens; passes
-    that only write (the last token of a budget) are in `n_target_passes` alone. The prompt's pass is in neither.
+    that only write (the last token of a budget, or where nothing is found to copy) are in `n_target_passes` alone. The
+    prompt's pass is in neither.
     `wall_s` includes `prefill_s` and ends with the last token.
     """
 
@@ -41,6 +45,17 @@ class TokenSdResult:
     n_target_passes: int
     prefill_s: float
     wall_s: float
+
+
+class Proposer(Protocol):
+    """Who drafts tokens."""
+
+    def propose(self, tokens: Sequence[int], n: int) -> list[Draw]:
+        """Up to `n` tokens, of at least one, that may follow the prompt and the committed `tokens`.
+
+        Each with the distribution that it was drawn from; an end-of-generation token is the last.
+        """
+        ...
 
 
 def accept_or_replace(drafted: Draw, target: Draw, rng: np.random.Generator) -> int:
@@ -110,10 +125,26 @@ class _Side:
         self.model.rollback(len(kept))
 
 
-class TokenSpeculation:
-    """One run of token-level speculation; `run` it once.
+@dataclass
+class _Drafter:
+    """A `Proposer` with a model."""
 
-    Afterwards both models hold the prompt and the written tokens, or the prompt alone when the run failed.
+    side: _Side
+    eog: Container[int]
+
+    def propose(self, tokens: Sequence[int], n: int) -> list[Draw]:
+        """It does not read the last token that it drafts."""
+        side = self.side
+        drafts = [side.sampler.draw(side.read(side.unread(tokens))[-1])]
+        while len(drafts) < n and drafts[-1].token not in self.eog:
+            drafts.append(side.sampler.draw(side.read([drafts[-1].token])[-1]))
+        return drafts
+
+
+class TokenSpeculation:
+    """One run of token-level speculation; `run` it once. Without a draft, tokens are looked up in the text.
+
+    Afterwards the models hold the prompt and the written tokens, or the prompt alone when the run failed.
     """
 
     def __init__(
@@ -121,7 +152,7 @@ class TokenSpeculation:
         prompts: Prompts,
         *,
         target: LlamaStepModel,
-        draft: LlamaStepModel,
+        draft: LlamaStepModel | None,
         n_draft: int,
         sampling: SamplingConfig,
         max_tokens: int,
@@ -131,19 +162,19 @@ class TokenSpeculation:
         for name, value in (("n_draft", n_draft), ("max_tokens", max_tokens)):
             if value < 1:
                 raise ConfigError(f"{name} is {value}; wanted 1 or more")
-        if target.vocabulary.fingerprint != draft.vocabulary.fingerprint:
+        if draft is not None and target.vocabulary.fingerprint != draft.vocabulary.fingerprint:
             raise ConfigError(
                 f"{draft.model.path.name} and {target.model.path.name} have different vocabularies; "
                 "speculation by tokens needs a draft that has the target's"
             )
-        for model in (target, draft):
+        self._models: tuple[LlamaStepModel, ...] = (target,) if draft is None else (target, draft)
+        for model in self._models:
             if not model.context.can_trim:
                 raise ModelError(
                     f"{model.model.path.name} ({model.model.architecture}) has a memory that cannot be trimmed; "
                     "speculation by tokens needs a plain cache"
                 )
         self.prompts, self.n_draft, self.sampling, self.max_tokens = prompts, n_draft, sampling, max_tokens
-        self._models = target, draft
         self._clock = clock
         *self._seeds, rng_seed = np.random.SeedSequence(check_seed(seed)).generate_state(3).tolist()
         self._rng = np.random.default_rng(rng_seed)
@@ -158,28 +189,28 @@ class TokenSpeculation:
             raise RuntimeError("a run can be run once; make another one for another run")
         self._has_run = True
         with ExitStack() as stack:
-            target, draft = (
+            sides = [
                 _Side(model, list(prompt), self._sampler(model, seed, stack))
                 for model, prompt, seed in zip(self._models, (self.prompts.target, self.prompts.draft), self._seeds)
-            )
+            ]
             start = self._clock()
-            for side in (target, draft):
+            for side in sides:
                 side.model.prefill(side.prompt)
                 side.model.checkpoint()
             prefill_s = self._clock() - start
             kept: list[int] = []
             try:
-                self._write(target, draft)
+                self._write(sides)
                 wall_s = self._clock() - start
                 kept = self.tokens
             finally:
-                with ExitStack() as both:
-                    both.callback(target.settle, kept)
-                    both.callback(draft.settle, kept)
+                with ExitStack() as each:
+                    for side in sides:
+                        each.callback(side.settle, kept)
         assert self._stop_reason is not None
         return TokenSdResult(
             tokens=list(self.tokens),
-            text=target.model.vocabulary.decode(self.tokens),
+            text=self._models[0].vocabulary.decode(self.tokens),
             stop_reason=self._stop_reason,
             n_proposed=self._n_proposed,
             n_accepted=self._n_accepted,
@@ -194,27 +225,21 @@ class TokenSpeculation:
         sampler = LlamaSampler(self.sampling, seed=seed % (MAX_SEED + 1), n_vocab=n_vocab, n_used=n_used)
         return stack.enter_context(closing(sampler))
 
-    def _write(self, target: _Side, draft: _Side) -> None:
+    def _write(self, sides: Sequence[_Side]) -> None:
         """The whole run after the prompt."""
-        limit = min(self.max_tokens, *(side.model.n_ctx - len(side.prompt) for side in (target, draft)))
+        target, *others = sides
+        proposer: Proposer = _Drafter(others[0], self._eog) if others else Lookup(target.prompt, self._eog)
+        limit = min(self.max_tokens, *(side.model.n_ctx - len(side.prompt) for side in sides))
         self._commit([target.sampler.draw(target.model.checkpoint().logits).token], limit)
         while self._stop_reason is None:
             # The target adds one token to those that stay, so the last one of a budget is its own.
-            drafts = self._propose(draft, min(self.n_draft, limit - len(self.tokens) - 1))
+            n = min(self.n_draft, limit - len(self.tokens) - 1)
+            drafts = proposer.propose(self.tokens, n) if n else []
+            self._n_rounds += bool(drafts)
+            self._n_proposed += len(drafts)
             self._commit(self._verify(target, drafts), limit)
-            for side in (target, draft):
+            for side in sides:
                 side.trim(len(self.tokens))
-
-    def _propose(self, draft: _Side, n: int) -> list[Draw]:
-        """Up to `n` tokens of the draft; an end-of-generation token is the last. It does not read its last one."""
-        if not n:
-            return []
-        drafts = [draft.sampler.draw(draft.read(draft.unread(self.tokens))[-1])]
-        while len(drafts) < n and drafts[-1].token not in self._eog:
-            drafts.append(draft.sampler.draw(draft.read([drafts[-1].token])[-1]))
-        self._n_rounds += 1
-        self._n_proposed += len(drafts)
-        return drafts
 
     def _verify(self, target: _Side, drafts: list[Draw]) -> list[int]:
         """What follows the committed tokens: the drafts that stay, then one token of the target's own."""

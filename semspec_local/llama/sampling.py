@@ -29,6 +29,11 @@ class Draw(NamedTuple):
     ids: NDArray[np.int32]
     probs: FloatArray
 
+    @classmethod
+    def certain(cls, token: int) -> Draw:
+        """A token that had to be."""
+        return cls(token, 1.0, np.array([token], dtype=np.int32), np.ones(1, dtype=np.float32))
+
     def prob_of(self, token: int) -> float:
         """The probability of any token; 0 for one that was filtered out."""
         (found,) = (self.ids == token).nonzero()
@@ -95,8 +100,7 @@ class LlamaSampler:
     def draw(self, logits: FloatArray) -> Draw:
         """`sample`, with the distribution that the token was drawn from."""
         if self._config.temperature == 0:  # llama.cpp's greedy sampler computes no probabilities
-            token = int(logits[: self._n_used].argmax())
-            return Draw(token, 1.0, np.array([token], dtype=np.int32), np.ones(1, dtype=np.float32))
+            return Draw.certain(int(logits[: self._n_used].argmax()))
         token = self.sample(logits)
         array, kept = self._array, self._candidates[: self._array.size]
         return Draw(token, float(array.data[array.selected].p), kept["id"].copy(), kept["p"].copy())
