@@ -2,7 +2,8 @@
 
 An arm is named by a text: `target` and `draft` are that model alone, a policy's name is speculation by steps
 (`loglik-ratio@0.9` with a threshold of its own), `token-sd@4` is speculation by tokens, four drafted at a time,
-`lookup@4` the same with tokens that are found in the text.
+`lookup@4` the same with tokens that are found in the text; `llama-server` and `llama-server+draft@3` are llama.cpp's
+own server.
 Knows nothing of what is asked, nor of right answers.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..answer import final_answer
 from ..config import ModelConfig, RunConfig
@@ -22,9 +23,16 @@ from ..policy import POLICIES, make_policy
 from ..reasoner import Reasoner, Sources
 from ..result import result_of
 from ..trace import StepRecord
+from .llama_server import DEFAULT_N_MAX
+from .server_binary import find_llama_server
 from .token_sd import TokenSpeculation
 
+if TYPE_CHECKING:
+    from .external import ServerArm
+
 TARGET, DRAFT, TOKEN_SD, LOOKUP = "target", "draft", "token-sd", "lookup"
+LLAMA_SERVER, LLAMA_SERVER_DRAFT = "llama-server", "llama-server+draft"
+
 DEFAULT_N_DRAFT = 4
 """Tokens that `token-sd` and `lookup` draft at a time when their name says no number."""
 
@@ -122,7 +130,7 @@ class TokenArm:
 
 @dataclass(frozen=True)
 class ArmSpec:
-    """A parsed name: the kind is `target`, `draft`, `token-sd`, `lookup` or `policy`."""
+    """A parsed name: the kind is `target`, `draft`, `token-sd`, `lookup`, `llama-server` or `policy`."""
 
     name: str
     kind: str
@@ -143,8 +151,11 @@ def parse_arm(name: str) -> ArmSpec:
             raise ConfigError(f"the arm is {name!r}; wanted {word}@N for N drafted tokens, 1 or more")
         policy = "always" if word == TOKEN_SD else "never"  # decides which models are loaded, and nothing else
         return ArmSpec(name, word, policy=policy, n_draft=int(number) if at else DEFAULT_N_DRAFT)
+    if word in (LLAMA_SERVER, LLAMA_SERVER_DRAFT):
+        return _parse_server(name)
     if word not in POLICIES:
-        known = ", ".join((TARGET, DRAFT, f"{TOKEN_SD}@N", f"{LOOKUP}@N", *POLICIES))
+        by_tokens = (f"{TOKEN_SD}@N", f"{LOOKUP}@N")
+        known = ", ".join((TARGET, DRAFT, *by_tokens, *POLICIES, LLAMA_SERVER, f"{LLAMA_SERVER_DRAFT}@N"))
         raise ConfigError(f"the arm is {name!r}; known are {known} (a policy may have @threshold)")
     try:
         threshold = float(number) if at else None
@@ -154,19 +165,53 @@ def parse_arm(name: str) -> ArmSpec:
     return ArmSpec(name, "policy", policy=word, threshold=threshold)
 
 
+def _parse_server(name: str) -> ArmSpec:
+    """llama.cpp's own server; `n_draft` is 0 for the target alone."""
+    word, at, number = name.partition("@")
+    if word == LLAMA_SERVER:
+        if at:
+            raise ConfigError(f"the arm is {name!r}; {word} stands alone, so leave out @{number}")
+        return ArmSpec(name, LLAMA_SERVER, n_draft=0)
+    if at and not (number.isascii() and number.isdecimal() and int(number) > 0):
+        raise ConfigError(f"the arm is {name!r}; wanted {word}@N for N drafted tokens, 1 or more")
+    return ArmSpec(name, LLAMA_SERVER, n_draft=int(number) if at else DEFAULT_N_MAX)
+
+
 @contextmanager
 def make_arms(
-    names: Sequence[str], sources: Sources, config: RunConfig | None = None, models: ModelConfig | None = None
+    names: Sequence[str],
+    sources: Sources,
+    config: RunConfig | None = None,
+    models: ModelConfig | None = None,
+    *,
+    llama_server: Path | None = None,
 ) -> Iterator[list[Arm]]:
     """The arms of these names, each with the models to itself, closed at the end of the `with`.
 
     All run as `config` says but for its policy and threshold. Every name is read before the first file is.
+    `llama_server` is the binary of those arms that are one; None looks for it (`find_llama_server`).
     """
     specs = [parse_arm(name) for name in names]
     if repeated := sorted({name for name in names if list(names).count(name) > 1}):
         raise ConfigError(f"the arm {repeated[0]!r} is there twice; wanted each arm once")
+    config, models = config or RunConfig(), models or ModelConfig()
+    binary = find_llama_server(llama_server) if any(spec.kind == LLAMA_SERVER for spec in specs) else None
     with ExitStack() as stack:
-        yield [_load(spec, sources, config or RunConfig(), models or ModelConfig(), stack) for spec in specs]
+        yield [
+            _load(spec, sources, config, models, stack)
+            if spec.kind != LLAMA_SERVER
+            else stack.enter_context(_server_arm(spec, sources, config, models, binary))
+            for spec in specs
+        ]
+
+
+def _server_arm(
+    spec: ArmSpec, sources: Sources, config: RunConfig, models: ModelConfig, binary: Path | None
+) -> ServerArm:
+    from .external import ServerArm  # it stands on this module
+
+    assert binary is not None, "looked for before the first arm is loaded"
+    return ServerArm(spec.name, binary, sources, config, models, n_max=spec.n_draft)
 
 
 def _load(spec: ArmSpec, sources: Sources, config: RunConfig, models: ModelConfig, stack: ExitStack) -> Arm:
