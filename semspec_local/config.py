@@ -58,9 +58,9 @@ class SamplingConfig:
 class RunConfig:
     """What one run of the speculation loop needs to know."""
 
-    policy: str = _option("semantic-ratio", "The rule that accepts or rejects a drafted step.")
+    policy: str = _option("semantic-joint", "The rule that accepts or rejects a drafted step.")
     threshold: float | None = _option(
-        None, "The policy's threshold; each policy has its own default (see `semspec-local policies`)."
+        None, "The policy's threshold. Default: what the probe was calibrated to, or the policy's own (see policies)."
     )
     n_prime: int = _option(1, "Steps that the target writes first, before the draft may propose.")
     max_step_tokens: int = _option(200, "A step ends here when no blank line came before.")

@@ -161,6 +161,7 @@ class Reasoner:
         if "target_rating" in self.policy.needs:
             Rater(models["target"].vocabulary)  # raises before the first question where it cannot
         self._load_probes()
+        self.policy = self._make_policy(self.config)
         self.n_lanes = self.n_lanes or self._best_lanes(models["target"])
         self._lanes: list[dict[Role, LlamaStepModel]] = [{} for _ in range(self.n_lanes)]
         self._models = self._lanes[0]
@@ -301,8 +302,15 @@ class Reasoner:
             self._models[role].check_prompt(prompt.tokens)
         return rendered
 
-    def _policy_for(self, config: RunConfig) -> Policy:
+    def _make_policy(self, config: RunConfig) -> Policy:
+        """The policy of a configuration; without a threshold, what the probe was calibrated to, or the policy's own."""
         policy = make_policy(config.policy, config.threshold)
+        if config.threshold is None and self.joint_probe is not None and "joint_semantic_prob" in policy.needs:
+            return make_policy(config.policy, self.joint_probe.spec.calibrated_threshold(policy.name))
+        return policy
+
+    def _policy_for(self, config: RunConfig) -> Policy:
+        policy = self._make_policy(config)
         if policy.drafts and not self.policy.drafts:
             raise ConfigError(f"policy {policy.name} needs a draft, and none was loaded for {self.policy.name}")
         loaded = {*self.probes, *(["joint"] if self.joint_probe is not None else [])}

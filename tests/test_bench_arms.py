@@ -76,7 +76,6 @@ def test_a_name_says_what_to_run(spec):
         ("loglik-ratio@", "wanted a number"),
         ("loglik-ratio@high", "wanted a number"),
         ("random@1.5", "wanted a number from 0 to 1"),
-        ("random@rate-of:always", "wanted a number"),
         ("always@0.5", "has no threshold"),
     ],
 )

@@ -115,11 +115,15 @@ def pair(tiny: Callable[[str], Path]) -> list[object]:
         (["hi", "--min-acceptance-ratio", "0.5", "--threshold", "0.5"], "one number; give one of them"),
         (["hi", "--min-acceptance-ratio", "0.5", "--policy", "always"], "always has no ratio floor"),
         (["hi", "--min-acceptance-ratio", "0.5", "--policy", "nope"], "known are semantic-ratio"),
-        (["hi", "--min-acceptance-ratio", "-1"], "the threshold is -1.0"),
+        (["hi", "--min-acceptance-ratio", "0.5"], "semantic-joint has no ratio floor"),
+        (["hi", "--min-acceptance-ratio", "-1", "--policy", "semantic-ratio"], "the threshold is -1.0"),
         (["hi", "--template-kwargs", "{thinking"], "is not JSON"),
         (["hi", "--template-kwargs", "[1]"], "is not a JSON object"),
         (["hi", "-m", "target.gguf"], "needs a draft; give one with -md, or use --policy never"),
-        (["hi", "-m", "t.gguf", "-md", "d.gguf"], "needs the target's probe and the draft's probe"),
+        (
+            ["hi", "-m", "t.gguf", "-md", "d.gguf"],
+            "needs the joint probe; give --joint-probe, or use a policy without probes",
+        ),
     ],
 )
 def test_a_wrong_question_or_option_is_one_line_and_exit_code_2(run, tmp_path, arguments, said):

@@ -414,7 +414,7 @@ def test_costs_of_a_target_alone(tiny):
 def test_smoke_on_the_embedded_pair():
     found = checks_of(pair="tiny", smoke=True)["smoke"]
     assert found.status == "ok", found.detail
-    assert "policy semantic-ratio" in found.detail and "rejected steps leave the target's text" in found.detail
+    assert "policy semantic-joint" in found.detail and "rejected steps leave the target's text" in found.detail
     assert found.detail.count("with states read at l_out-") == 2
 
 

@@ -16,11 +16,12 @@ import pytest
 from semspec_local import jobs
 from semspec_local.config import RunConfig
 from semspec_local.errors import ConfigError
-from semspec_local.jobs.output import OutputError, OutputFile, manifest_path
+from semspec_local.jobs.output import OutputError, OutputFile
 from semspec_local.jobs.records import ItemError, ItemRecord
 from semspec_local.jobs.runner import file_name, item_seed
 from semspec_local.jobs.tasks import number_answer
 from semspec_local.lab.world import problems
+from semspec_local.linefile import manifest_path
 from semspec_local.trace import read_trace
 
 MANIFEST = {"version": 1, "job": {"seed": 1, "config": {"policy": "never"}}}

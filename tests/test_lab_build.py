@@ -347,3 +347,42 @@ def check_pictures(page: Path, folder: Path) -> None:
     text = page.read_text()
     assert text.count("<svg") == len(names) and "target probe, draft steps" in text
     assert not re.findall(r"""(?:src|href)=["'](?!#)""", text)
+
+
+@pytest.fixture(scope="module")
+def folded(labelled, tmp_path_factory):
+    pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
+    from semspec_local.lab.build import build_probes
+    from semspec_local.lab.train import TrainConfig
+
+    out = tmp_path_factory.mktemp("folded")
+    config = TrainConfig(heads=("linear",), penalties=(1e-3,), max_epochs=40)
+    return out / "made-up", build_probes(labelled, out, config, n_folds=4, n_resamples=100)
+
+
+def test_with_folds_every_problem_is_tested_and_all_are_taught(labelled, folded):
+    place, report = folded
+    collection = read_collection(labelled)
+    judged = int(((collection.writers == "draft") & (collection.n_tokens > 0)).sum())
+    assert report["probes"]["joint"]["n_rows"]["test"] == report["decision"]["n_steps"] == judged
+    assert report["split"]["n_problems"] == {"train": 34, "validation": 6, "test": 0}
+    assert [found["target"]["layer"] for found in report["folds"]["chosen"]] == [SIGNAL_LAYER["target"]] * 4
+    assert report["decision"]["scores"]["joint_semantic_prob"]["auroc_in_target_cluster"]["value"] > 0.6
+    spec = read_probe_file(place / "joint.onnx").spec
+    known = [found for found in report["folds"]["calibrations"] if found["threshold"] is not None]
+    assert [dict(found) for found in spec.calibrations] == known
+    assert {found["alpha"] for found in report["folds"]["calibrations"]} == {0.02, 0.05, 0.1, 0.15, 0.2}
+    assert all(found["data"] == "made up, 4 folds" for found in known)
+
+
+def test_no_head_of_a_fold_saw_what_it_is_asked_about():
+    from semspec_local.lab.split import fold_by_problem, split_without_test
+
+    ids = np.array([f"p{i % 23}" for i in range(99)])
+    folds = fold_by_problem(ids, 5, seed=3)
+    assert sorted(problem for fold in folds for problem in fold.test) == sorted(set(ids.tolist()))
+    for fold in (*folds, split_without_test(ids, 3)):
+        assert fold.n_overlap == 0 and fold.train and fold.validation
+        assert len(fold.train | fold.validation | fold.test) == 23
+    with pytest.raises(ConfigError, match="got 23 folds of 23 problems"):
+        fold_by_problem(ids, 23, seed=0)

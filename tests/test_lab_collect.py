@@ -20,6 +20,7 @@ from semspec_local.lab.collect import (
     read_problems,
 )
 from semspec_local.lab.collection import StateKind, read_collection
+from semspec_local.reasoner import Sources
 
 pytest.importorskip("safetensors", reason="the extra packages of the lab are not installed")
 
@@ -46,8 +47,8 @@ def collect(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("semspec_local.lab.collect._ROUNDS", 1)  # two prefixes a group
 
     def run(n_groups: int | None = None, folder=tmp_path / "collection", problems=PROBLEMS, **changes):
-        pair = (tiny("llama"), tiny("llama-other-seed"))
-        with Collector(folder, *pair, config(**changes), "made", "made") as collector:
+        sources = Sources(target=tiny("llama"), draft=tiny("llama-other-seed"), pair="made")
+        with Collector(folder, sources, config(**changes), "made") as collector:
             for number, _ in enumerate(collector.run(problems), 1):
                 if number == n_groups:
                     break
@@ -135,6 +136,19 @@ def test_a_time_budget_ends_it_after_a_group(tmp_path):
     assert done.returncode == 0
     assert "the time is up; the same command goes on from here" in done.stderr
     assert 0 < len(rows(tmp_path / "c")) < 80
+
+
+def test_prefixes_may_be_taken_from_solutions_that_both_models_wrote(collect, tmp_path):
+    alone = collect(folder=tmp_path / "alone")
+    both = collect(folder=tmp_path / "both", policy="always")
+    again = collect(folder=tmp_path / "again", policy="always")
+    assert (both / "index.jsonl").read_bytes() == (again / "index.jsonl").read_bytes()
+    assert (both / "solutions.jsonl").read_bytes() != (alone / "solutions.jsonl").read_bytes()
+    headers = [json.loads((folder / "collection.json").read_text()) for folder in (alone, both)]
+    assert "solutions" not in headers[0]
+    assert headers[1]["solutions"] == {"policy": "always", "threshold": None, "probes": {}}
+    with pytest.raises(ConfigError, match=r"holds another collection \(different: solutions\)"):
+        collect(folder=both, policy="random", threshold=0.5)
 
 
 def test_other_settings_do_not_mix_into_a_collection(collect):

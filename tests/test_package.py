@@ -89,7 +89,9 @@ def test_importing_every_public_name_loads_no_model_library():
     assert not loaded_by("from semspec_local import *") & HEAVY
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["doctor", "--help"], ["policies"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["bench", "--help"], ["doctor", "--help"], ["policies"]]
+)
 def test_help_loads_no_model_library(arguments):
     code = f"from semspec_local.cli import _run\nassert _run({arguments!r}) == 0"
     assert not loaded_by(code) & HEAVY
@@ -125,7 +127,7 @@ LAYERS = [
     {"policy", "bridge", "prefix", "rating"},
     {"metrics", "features"},
     {"trace"},
-    {"waiting", "candidate"},
+    {"waiting", "candidate", "linefile"},
     {"engine", "testing"},
     {"result"},
     {"llama", "probes"},

@@ -501,7 +501,25 @@ def test_a_converted_probe_can_be_inspected_and_run(tiny, info, model, tmp_path)
     code, output = cli("probe", "inspect", tmp_path / "draft.onnx", "--json")
     assert json.loads(output)["spec"]["quantization"].endswith("Q8_0")
     probes = [word for role in ("target", "draft") for word in (f"--{role}-probe", tmp_path / f"{role}.onnx")]
-    code, output = cli("run", "hi", "-m", model, "-md", draft, *probes, "-n", 30, "-t", 1, "-s", 1, "--json", "-q")
+    code, output = cli(
+        "run",
+        "hi",
+        "-m",
+        model,
+        "-md",
+        draft,
+        *probes,
+        "--policy",
+        "semantic-ratio",
+        "-n",
+        30,
+        "-t",
+        1,
+        "-s",
+        1,
+        "--json",
+        "-q",
+    )
     assert code == 0 and json.loads(output)["stats"]["policy"] == "semantic-ratio", output
 
 

@@ -17,6 +17,7 @@ from semspec_local.lab.world import WorldClusterer, problems
 from semspec_local.pairs import load_manifest, resolve
 from semspec_local.probes import read_probe_file
 from semspec_local.provenance import fingerprint_file
+from semspec_local.reasoner import Sources
 from semspec_local.resources import shipped
 from semspec_local.roles import PROBE_ROLES, ROLES
 
@@ -72,9 +73,8 @@ def test_the_joint_probe_tells_good_steps_from_bad_ones(probes, tmp_path):
     pytest.importorskip("safetensors", reason="the extra packages of the lab are not installed")
     from semspec_local.lab.collect import CollectConfig, Collector, made_up_problems
 
-    files = resolve("tiny")
     config = CollectConfig(system="", n_samples=8, n_prefixes=1, post=True, n_threads=1)
-    with Collector(tmp_path / "c", files.target, files.draft, config, "tiny", "world") as collector:
+    with Collector(tmp_path / "c", Sources.from_pair("tiny"), config, "world") as collector:
         assert [*collector.run(made_up_problems(HELD_OUT_SEED, 40))][-1] == 40
     rows = read_collection(tmp_path / "c")
     share = make_labels(rows, WorldClusterer()).target_share

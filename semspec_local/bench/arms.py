@@ -1,9 +1,9 @@
 """The arms of a benchmark behind one protocol: a question goes in, and what was written and how comes out.
 
 An arm is named by a text: `target` and `draft` are that model alone, a policy's name is speculation by steps
-(`loglik-ratio@0.9` with a threshold of its own), `token-sd@4` is speculation by tokens, four drafted at a time,
-`lookup@4` the same with tokens that are found in the text; `llama-server` and `llama-server+draft@3` are llama.cpp's
-own server.
+(`loglik-ratio@0.9` with a threshold of its own), `random@rate-of:ARM` accepts as often as that arm, `token-sd@4` is
+speculation by tokens, four drafted at a time, `lookup@4` the same with tokens that are found in the text;
+`llama-server` and `llama-server+draft@3` are llama.cpp's own server.
 Knows nothing of what is asked, nor of right answers.
 """
 
@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ..answer import final_answer
 from ..config import ModelConfig, RunConfig
 from ..errors import ConfigError
 from ..metrics import Counters
 from ..policy import POLICIES, make_policy
+from ..prefix import Prefix
 from ..reasoner import Reasoner, Sources
-from ..result import result_of
 from ..trace import StepRecord
 from .llama_server import DEFAULT_N_MAX
 from .server_binary import find_llama_server
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from .external import ServerArm
 
 TARGET, DRAFT, TOKEN_SD, LOOKUP = "target", "draft", "token-sd", "lookup"
+_MATCHED = "random@rate-of:"
+
 LLAMA_SERVER, LLAMA_SERVER_DRAFT = "llama-server", "llama-server+draft"
 
 DEFAULT_N_DRAFT = 4
@@ -41,17 +42,19 @@ DEFAULT_N_DRAFT = 4
 class ArmRun:
     """One question, answered.
 
-    `wall_s` is from the prompt's first token read to the last one written, `prefill_s` the part of it that reads the
-    prompt. `counters` and `records` are those of speculation by steps (None elsewhere). `n_proposed` and
-    `n_accepted` are tokens of speculation by tokens (None elsewhere).
+    `final` is the text in which the answer stands: all of it, or what follows the thinking. `wall_s` is from the
+    prompt's first token read to the last one written, `prefill_s` the part of it that reads the prompt, `ttft_s` the
+    part until the first text is there. `counters` and `records` are those of speculation by steps (None elsewhere).
+    `n_proposed` and `n_accepted` are tokens of speculation by tokens (None elsewhere).
     """
 
-    answer: str
     text: str
+    final: str
     stop_reason: str
     wall_s: float
     prefill_s: float
     n_tokens: int
+    ttft_s: float | None = None
     counters: Counters | None = None
     records: tuple[StepRecord, ...] | None = None
     n_proposed: int | None = None
@@ -82,19 +85,34 @@ class StepArm:
         return any(model.context.calls_back for model in self._reasoner.step_models.values())
 
     def run(self, question: str, seed: int) -> ArmRun:
-        speculation = self._reasoner.start(question, seed=seed)
+        return self._run(question, seed, self._reasoner.config)
+
+    def _run(self, question: str, seed: int, config: RunConfig) -> ArmRun:
+        speculation = self._reasoner.start(question, seed=seed, config=config)
         records = list(speculation)
-        result, counters = result_of(speculation, records), speculation.counters
+        counters = speculation.counters
         return ArmRun(
-            answer=result.answer,
-            text=result.text,
-            stop_reason=result.stop_reason,
+            text=speculation.text,
+            final=speculation.prefix.split()[1],
+            stop_reason=speculation.stop_reason or "interrupted",
             wall_s=counters.wall_s,
             prefill_s=counters.prefill_s,
+            ttft_s=counters.ttft_s,
             n_tokens=counters.n_committed_tokens,
             counters=counters,
             records=tuple(records),
         )
+
+
+class MatchedArm(StepArm):
+    """Accepts at random, as often as the arm `follows` does: set `rate` before each run."""
+
+    def __init__(self, name: str, reasoner: Reasoner, follows: str) -> None:
+        super().__init__(name, reasoner)
+        self.follows, self.rate = follows, 0.5
+
+    def run(self, question: str, seed: int) -> ArmRun:
+        return self._run(question, seed, replace(self._reasoner.config, threshold=self.rate))
 
 
 class TokenArm:
@@ -107,8 +125,9 @@ class TokenArm:
 
     def run(self, question: str, seed: int) -> ArmRun:
         models, config = self._reasoner.step_models, self._reasoner.config
+        prompts = self._reasoner.prompts(question)
         result = TokenSpeculation(
-            self._reasoner.prompts(question),
+            prompts,
             target=models["target"],
             draft=models.get("draft"),
             n_draft=self.n_draft,
@@ -117,11 +136,12 @@ class TokenArm:
             seed=seed,
         ).run()
         return ArmRun(
-            answer=final_answer(result.text),
             text=result.text,
+            final=Prefix(opened=prompts.thinking, data=result.text.encode()).split()[1],
             stop_reason=result.stop_reason,
             wall_s=result.wall_s,
             prefill_s=result.prefill_s,
+            ttft_s=result.prefill_s,  # the first token is drawn from the prompt's own logits
             n_tokens=len(result.tokens),
             n_proposed=result.n_proposed,
             n_accepted=result.n_accepted,
@@ -130,13 +150,14 @@ class TokenArm:
 
 @dataclass(frozen=True)
 class ArmSpec:
-    """A parsed name: the kind is `target`, `draft`, `token-sd`, `lookup`, `llama-server` or `policy`."""
+    """A parsed name: the kind is `target`, `draft`, `token-sd`, `lookup`, `matched`, `llama-server` or `policy`."""
 
     name: str
     kind: str
     policy: str = "never"
     threshold: float | None = None
     n_draft: int = DEFAULT_N_DRAFT
+    follows: str = ""
 
 
 def parse_arm(name: str) -> ArmSpec:
@@ -153,6 +174,8 @@ def parse_arm(name: str) -> ArmSpec:
         return ArmSpec(name, word, policy=policy, n_draft=int(number) if at else DEFAULT_N_DRAFT)
     if word in (LLAMA_SERVER, LLAMA_SERVER_DRAFT):
         return _parse_server(name)
+    if name.startswith(_MATCHED):
+        return ArmSpec(name, "matched", policy="random", threshold=0.5, follows=name.removeprefix(_MATCHED))
     if word not in POLICIES:
         by_tokens = (f"{TOKEN_SD}@N", f"{LOOKUP}@N")
         known = ", ".join((TARGET, DRAFT, *by_tokens, *POLICIES, LLAMA_SERVER, f"{LLAMA_SERVER_DRAFT}@N"))
@@ -177,6 +200,19 @@ def _parse_server(name: str) -> ArmSpec:
     return ArmSpec(name, LLAMA_SERVER, n_draft=int(number) if at else DEFAULT_N_MAX)
 
 
+def check_arms(names: Sequence[str]) -> list[ArmSpec]:
+    """What the names say together; ConfigError for one that says nothing, is there twice, or follows nothing."""
+    specs = [parse_arm(name) for name in names]
+    if repeated := sorted({name for name in names if list(names).count(name) > 1}):
+        raise ConfigError(f"the arm {repeated[0]!r} is there twice; wanted each arm once")
+    for spec in specs:
+        if spec.follows and spec.follows not in names:
+            raise ConfigError(f"the arm {spec.name} follows {spec.follows}, which is no arm here; add it too")
+        if spec.follows and parse_arm(spec.follows).kind != "policy":
+            raise ConfigError(f"the arm {spec.name} follows {spec.follows}, which accepts no steps; name a policy")
+    return specs
+
+
 @contextmanager
 def make_arms(
     names: Sequence[str],
@@ -191,9 +227,7 @@ def make_arms(
     All run as `config` says but for its policy and threshold. Every name is read before the first file is.
     `llama_server` is the binary of those arms that are one; None looks for it (`find_llama_server`).
     """
-    specs = [parse_arm(name) for name in names]
-    if repeated := sorted({name for name in names if list(names).count(name) > 1}):
-        raise ConfigError(f"the arm {repeated[0]!r} is there twice; wanted each arm once")
+    specs = check_arms(names)
     config, models = config or RunConfig(), models or ModelConfig()
     binary = find_llama_server(llama_server) if any(spec.kind == LLAMA_SERVER for spec in specs) else None
     with ExitStack() as stack:
@@ -228,6 +262,8 @@ def _load(spec: ArmSpec, sources: Sources, config: RunConfig, models: ModelConfi
         probes = {role: path for role, path in sources.probes.items() if f"{role}_semantic_prob" in needs}
         sources = replace(sources, probes=probes)
     reasoner = stack.enter_context(Reasoner(sources, config, models))
+    if spec.kind == "matched":
+        return MatchedArm(spec.name, reasoner, spec.follows)
     if spec.kind in (TOKEN_SD, LOOKUP):
         return TokenArm(spec.name, reasoner, spec.n_draft)
     return StepArm(spec.name, reasoner)

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..answer import after_hashes, closing_boxes
 from ..errors import ConfigError
+from ..lab.world import Problem
 from ..provenance import fingerprint_file
 from ..questions import BOXED, QUESTION_KEYS, question_of
 from .answer_forms import normal
@@ -28,12 +29,16 @@ _MAX_ANSWER_CHARS = 400
 
 @dataclass(frozen=True, kw_only=True)
 class BenchTask:
-    """A kind of questions. `file` is what its data are called (None: made up); `suffix` follows every question."""
+    """A kind of questions. `file` is what its data are called (None: made up); `suffix` follows every question.
+
+    `seed` is that of the made world's problems.
+    """
 
     name: str
     kind: Kind
     file: str | None
     suffix: str = BOXED
+    seed: int | None = None
 
     def prompt(self, item: BenchItem) -> str:
         """What a model is asked."""
@@ -51,21 +56,30 @@ class BenchItem:
     subject: str | None = None
 
 
+def _world_task(name: str, seed: int) -> BenchTask:
+    return BenchTask(
+        name=name, kind="exact", file=None, suffix="", seed=seed
+    )  # the embedded pair knows no such sentence
+
+
 TASKS: dict[str, BenchTask] = {
     task.name: task
     for task in (
         BenchTask(name="gsm8k", kind="number", file="gsm8k_test.jsonl"),
         BenchTask(name="math500", kind="math", file="math500.jsonl"),
         BenchTask(name="aime24", kind="number", file="aime24.jsonl"),
-        BenchTask(name="world", kind="exact", file=None, suffix=""),  # the embedded pair knows no such sentence
+        _world_task("world", BENCH_SEED),
     )
 }
 
 
 def find_task(name_or_file: str) -> BenchTask:
-    """A known task, or that of a JSONL file; ConfigError for what is neither."""
+    """A known task, `world:SEED`, or that of a JSONL file; ConfigError for what is none of these."""
     if name_or_file in TASKS:
         return TASKS[name_or_file]
+    kind, _, seed = name_or_file.partition(":")
+    if kind == "world" and seed.isascii() and seed.isdecimal():
+        return _world_task(name_or_file, int(seed))
     path = Path(name_or_file)
     if path.is_file():
         return BenchTask(name=path.stem, kind="math", file=name_or_file)
@@ -88,7 +102,7 @@ def load_task(
     if task.file is None:
         if limit is None:
             raise ConfigError(f"the task {task.name} has no end; say how many problems with --limit")
-        return _world(limit, offset)
+        return [item for item, _ in world_task_items(task, limit, offset)]
     path = _path(task, data)
     lines = [(number, line) for number, line in enumerate(_lines(path), start=1) if line.strip()]
     _check_range(path, len(lines), limit, offset)
@@ -102,7 +116,7 @@ def task_provenance(name_or_file: str, data: Path | None = None) -> dict[str, An
     """What says which questions were asked: the data file's sha256, size and name, or the made world's seed."""
     task = find_task(name_or_file)
     if task.file is None:
-        return {"task": task.name, "seed": BENCH_SEED}
+        return {"task": task.name, "seed": task.seed}
     path = _path(task, data)
     try:
         return {"task": task.name, "data": dict(fingerprint_file(path))}
@@ -110,10 +124,12 @@ def task_provenance(name_or_file: str, data: Path | None = None) -> dict[str, An
         raise _unreadable(path, error) from None
 
 
-def _world(limit: int, offset: int) -> list[BenchItem]:
+def world_task_items(task: BenchTask, limit: int, offset: int) -> list[tuple[BenchItem, Problem]]:
+    """Items of the made world beside the problems that they ask."""
+    assert task.seed is not None, "this task is not of the made world"
     return [
-        BenchItem(id=f"world:{offset + i}", question=problem.question, expected=str(problem.answer))
-        for i, problem in enumerate(world_items(limit, offset=offset))
+        (BenchItem(id=f"{task.name}:{offset + i}", question=problem.question, expected=str(problem.answer)), problem)
+        for i, problem in enumerate(world_items(limit, offset=offset, seed=task.seed))
     ]
 
 

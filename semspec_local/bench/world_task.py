@@ -12,7 +12,6 @@ from itertools import islice
 from ..lab.world import Problem, problems
 from ..lab.world.text import Meaning, meaning_of
 from ..trace import StepRecord
-from .arms import ArmRun
 
 BENCH_SEED = 1_000_000
 """The seed of the problems to measure on; the pair and its probes were taught on those of the seeds 1, 2 and 3."""
@@ -34,11 +33,6 @@ class Verdicts:
 def world_items(n: int, *, offset: int = 0, seed: int = BENCH_SEED) -> list[Problem]:
     """`n` problems of a seed, from number `offset` on; the same number is the same problem whatever `n` is."""
     return list(islice(problems(seed, offset + n), offset, None))
-
-
-def is_right(problem: Problem, run: ArmRun) -> bool:
-    """The answer is the problem's, and the text came to its own end: a right number in a text cut off is no answer."""
-    return run.stop_reason == "eos" and run.answer == str(problem.answer)
 
 
 def verdicts_on(problem: Problem, records: Iterable[StepRecord]) -> Verdicts:

@@ -26,7 +26,7 @@ class _Group(click.Group):
     """Loads a command's module when it is asked for, so that `--help` is quick."""
 
     modules: ClassVar[dict[str, str]] = {
-        name: name for name in ("run", "batch", "costs", "doctor", "models", "probe", "policies")
+        name: name for name in ("run", "batch", "bench", "costs", "doctor", "models", "probe", "policies")
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -13,10 +13,11 @@ import click
 
 from ..config import RunConfig, default_threads
 from ..errors import ConfigError
-from ..lab.collection import N_PREFIXES, N_SAMPLES
+from ..lab.collection import N_PREFIXES, N_SAMPLES, TARGET_ALONE
 from ..lab.labels import DEFAULT_RECIPE, RECIPES
 from ..policy import POLICIES
 from ..provenance import command_line
+from ..reasoner import Sources
 from .counting import counting
 
 if TYPE_CHECKING:
@@ -61,6 +62,13 @@ collection_argument = click.argument("collection", type=click.Path(exists=True, 
 )
 @click.option("--draft-layer", type=int, multiple=True, help="The same for the draft.")
 @click.option("--post/--no-post", default=False, help="Read the last layer after the final norm.")
+@click.option(
+    "--policy",
+    type=click.Choice(list(POLICIES)),
+    default=TARGET_ALONE,
+    help="Who writes the solutions that the prefixes are taken from: the target alone (never), or both, as in a run.",
+)
+@click.option("--threshold", type=float, help="That of --policy.  [default: the policy's own]", show_default=False)
 @click.option("--seed", type=click.IntRange(0), default=0, help="Seed of samples and prefixes.")
 @click.option("--time-budget", type=click.FloatRange(0, min_open=True), metavar="MINUTES", help="Stop after so long.")
 @click.option("-t", "--threads", type=click.IntRange(1), default=default_threads, help="CPU threads.")
@@ -75,6 +83,8 @@ def collect(
     target_layer: tuple[int, ...],
     draft_layer: tuple[int, ...],
     post: bool,
+    policy: str,
+    threshold: float | None,
     seed: int,
     time_budget: float | None,
     threads: int,
@@ -93,9 +103,11 @@ def collect(
         post=post,
         n_threads=threads,
         seed=seed,
+        policy=policy,
+        threshold=threshold,
     )
     problems, name = problems_of(data, limit, offset)
-    with Collector(collection, files.target, files.draft, config, files.name, name) as collector:
+    with Collector(collection, Sources.from_pair(files.name), config, name) as collector:
         begun, before, n_stored = time.monotonic(), collector.n_stored, collector.n_stored
         with counting("prefixes", len(problems) * prefixes, done=before) as advance:
             for n_stored in collector.run(problems):
@@ -127,6 +139,12 @@ def collect(
     default=("linear", "mlp"),
     help="Heads to try.",
 )
+@click.option(
+    "--folds",
+    type=click.IntRange(0),
+    default=0,
+    help="Test on every problem, by heads taught without it, and choose thresholds: so many trainings more.",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, help="Seed of split, weights and intervals.")
 @click.option("--max-epochs", type=click.IntRange(1), default=200, help="Most epochs of one fit.")
 @click.option("-t", "--threads", type=click.IntRange(1), default=1, help="CPU threads for torch.")
@@ -136,6 +154,7 @@ def train(
     recipe: Any,
     loss: Any,
     heads: Any,
+    folds: int,
     seed: int,
     max_epochs: int,
     threads: int,
@@ -147,7 +166,7 @@ def train(
     except ImportError as error:
         raise click.ClickException(f"{error.name} is not installed: pip install '.[train]'") from None
     config = TrainConfig(recipe=recipe, loss=loss, heads=heads, seed=seed, max_epochs=max_epochs, n_threads=threads)
-    build_probes(collection, out, config, command=shlex.join(command_line("semspec-local")), say=say)
+    build_probes(collection, out, config, command=shlex.join(command_line("semspec-local")), n_folds=folds, say=say)
 
 
 @click.command(context_settings=_SHOWN)
@@ -161,6 +180,7 @@ def train(
 def evaluate(collection: Path, probes: Path, out: Path | None, html: Path | None, figures: Path | None) -> None:
     """Test finished PROBES on another labelled COLLECTION, with problems that they were not trained on."""
     from ..lab import exam_page
+    from ..lab.charts import save_all
     from ..lab.collection import read_collection
     from ..lab.exam import examine, verdict
     from ..lab.labels import read_labels
@@ -179,7 +199,7 @@ def evaluate(collection: Path, probes: Path, out: Path | None, html: Path | None
         if html:
             atomic_write(html, exam_page.exam_page(report, made))
         if figures:
-            exam_page.write_pictures(made, figures)
+            save_all(made, figures)
     shown = exam_page.shown
     for role in files:
         for steps, found in report["probes"][role].items():

@@ -24,10 +24,11 @@ from ..roles import ROLES, ProbeRole, Role
 from . import evaluate
 from .collection import Collection, StateKind, read_collection
 from .exam import decision
+from .folds import predict_out_of_fold
 from .joint import TrainedJoint, train_joint
 from .joint_rows import judged_rows
 from .labels import RECIPES, Labels, label_facts, read_labels, taught_rows
-from .split import PARTS, Split, split_by_problem
+from .split import PARTS, Split, split_by_problem, split_without_test
 from .train import FittedHead, TrainConfig, TrainedProbe, kind_line, train_probe
 
 REPORT_VERSION = 1
@@ -41,32 +42,40 @@ def build_probes(
     config: TrainConfig,
     *,
     command: str = "",
+    n_folds: int = 0,
     n_resamples: int = evaluate.N_RESAMPLES,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Train, test and write `<out>/<pair>/{target,draft,joint}.onnx` and `report.json`; return the report.
 
-    `folder` is a collection with labels. The probes are written only after both were trained and tested.
+    `folder` is a collection with labels. With `n_folds` every problem is tested, by heads that did not see it, and the
+    probes that are written are taught on all; otherwise 15 % of the problems are left out for the test. The probes are
+    written only after all were trained and tested.
     Raises ConfigError for a collection that cannot be used, ProbeError when ONNX does not compute what torch did.
     """
     collection = read_collection(folder)
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", collection.pair):
         raise ConfigError(f"the collection's pair is {collection.pair!r}; wanted a plain name, for a folder")
     labels = read_labels(collection)
-    split = split_by_problem(collection.problem_ids, config.seed)
+    folds = predict_out_of_fold(collection, labels, config, n_folds, say=say) if n_folds else None
+    split = (split_without_test if folds else split_by_problem)(collection.problem_ids, config.seed)
     sizes = {part: len(getattr(split, part)) for part in PARTS}
     say(f"problems: {sizes}; in two parts: {split.n_overlap}")
     probes = {role: train_probe(collection, labels, split, role, config, say=say) for role in ROLES}
-    predicted = {role: _predict_all(collection, probe) for role, probe in probes.items()}
+    joint = train_joint(collection, labels, split, {r: p.kind for r, p in probes.items()}, config, say=say)
+    said: dict[ProbeRole, NDArray[np.float64]] = {"joint": joint.predict(collection)}
+    said |= {role: _predict_all(collection, probe) for role, probe in probes.items()}
+    in_test = split.mask("test", collection.problem_ids)
+    if folds:
+        said, in_test = dict(folds.predicted), np.ones(len(in_test), dtype=np.bool_)
     report = _report_head(collection, labels, split, config, command)
     for role, probe in probes.items():
-        report["probes"][role] = _test_probe(collection, labels, split, probe, predicted[role], n_resamples, config)
-    joint = train_joint(collection, labels, split, {r: p.kind for r, p in probes.items()}, config, say=say)
-    predicted_joint = joint.predict(collection)
-    report["probes"]["joint"] = _test_joint(collection, labels, split, joint, predicted_joint, n_resamples, config)
-    in_test = split.mask("test", collection.problem_ids)
-    said: dict[ProbeRole, NDArray[np.float64]] = {"joint": predicted_joint}
-    said |= {role: predicted[role] for role in ROLES}
+        report["probes"][role] = _test_probe(collection, labels, in_test, probe, said[role], n_resamples, config)
+    report["probes"]["joint"] = _test_joint(collection, labels, in_test, joint, said["joint"], n_resamples, config)
+    calibrations: list[dict[str, Any]] = []
+    if folds:
+        calibrations = folds.calibrations(collection, labels)
+        report["folds"] = {"n_folds": n_folds, "chosen": list(folds.chosen), "calibrations": calibrations}
     report["decision"] = decision(collection, labels, said, in_test, n_resamples=n_resamples, seed=config.seed)
     place = Path(out) / collection.pair
     heads: dict[ProbeRole, Any] = {
@@ -78,7 +87,8 @@ def build_probes(
         spec = _spec("draft" if name == "draft" else "target", kind, *facts)
         if name == "joint":
             reads = _spec("draft", joint.kinds["draft"], *facts).reads()
-            spec = replace(spec, role="joint", features=joint.features, draft=reads)
+            kept = tuple(found for found in calibrations if found["threshold"] is not None)
+            spec = replace(spec, role="joint", features=joint.features, draft=reads, calibrations=kept)
         difference = write_mlp_onnx(
             place / f"{name}.onnx", head.mlp, spec, states=states, expected=head.validation_probs
         )
@@ -99,13 +109,13 @@ def _predict_all(collection: Collection, probe: TrainedProbe) -> NDArray[np.floa
 def _test_probe(
     collection: Collection,
     labels: Labels,
-    split: Split,
+    in_test: NDArray[np.bool_],
     probe: TrainedProbe,
     predicted: NDArray[np.float64],
     n_resamples: int,
     config: TrainConfig,
 ) -> dict[str, Any]:
-    rows = split.mask("test", collection.problem_ids) & taught_rows(collection, config.recipe, probe.role)
+    rows = in_test & taught_rows(collection, config.recipe, probe.role)
     share, problems = labels.share(config.recipe, probe.role)[rows], collection.problem_ids[rows]
     seed = config.seed
     if not rows.any():
@@ -125,13 +135,13 @@ def _test_probe(
 def _test_joint(
     collection: Collection,
     labels: Labels,
-    split: Split,
+    in_test: NDArray[np.bool_],
     joint: TrainedJoint,
     predicted: NDArray[np.float64],
     n_resamples: int,
     config: TrainConfig,
 ) -> dict[str, Any]:
-    rows = split.mask("test", collection.problem_ids) & judged_rows(collection)
+    rows = in_test & judged_rows(collection)
     share, problems = labels.target_share[rows], collection.problem_ids[rows]
     if not rows.any():
         raise ConfigError("no step of the draft is left in the test part; collect more problems")

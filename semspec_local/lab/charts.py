@@ -1,4 +1,4 @@
-"""Pictures of how good probes are, from the numbers of their reports. Needs matplotlib."""
+"""Pictures: how they are made and saved, and those of how good probes are. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -125,3 +125,10 @@ def save(made: Figure, path: Path) -> None:
         path.write_text(svg(made) + "\n", encoding="utf-8")
     else:
         made.savefig(path, dpi=150)
+
+
+def save_all(made: Mapping[str, Figure], folder: Path) -> None:
+    """Each picture by its name, as PNG and SVG."""
+    for name, drawing in made.items():
+        for suffix in (".png", ".svg"):
+            save(drawing, folder / f"{name}{suffix}")

@@ -1,8 +1,9 @@
 """Collect probe data: many samples of the next step at prefixes of the target's own reasoning.
 
-For each problem the target writes one solution; some of its step boundaries become prefixes. At each prefix both models
-write N samples of the next step, and each model reads the other's samples, so that every text has both models' pooled
-states and log-probabilities. Stored as it goes: one safetensors file per prefix, then one line in `index.jsonl`.
+For each problem the target writes one solution, alone or with the draft under a policy; some of its step boundaries
+become prefixes. At each prefix both models write N samples of the next step, and each model reads the other's samples,
+so that every text has both models' pooled states and log-probabilities. Stored as it goes: one safetensors file per
+prefix, then one line in `index.jsonl`.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from typing import Any, get_args
 
 import numpy as np
 
-from ..config import SamplingConfig, default_threads
+from ..config import MAX_SEED, ModelConfig, RunConfig, SamplingConfig, default_threads
 from ..errors import ConfigError
 from ..llama.chat import ChatTemplate
 from ..llama.lanes import Job, LlamaLanes, Trunk
+from ..policy import make_policy
 from ..protocols import ModelStep, Pooling, TapPoint, Window
 from ..provenance import atomic_write, fingerprint_file, provenance
 from ..questions import QUESTION_KEYS, question_of
+from ..reasoner import Reasoner, Sources
 from ..roles import Role
 from ..steps import StepReader
-from .collection import COLLECTION_VERSION, N_PREFIXES, N_SAMPLES, POST, StateKind
+from .collection import COLLECTION_VERSION, N_PREFIXES, N_SAMPLES, POST, TARGET_ALONE, StateKind
 from .world import problems as world_problems
 
 logger = logging.getLogger(__name__)
@@ -36,6 +39,8 @@ _ROUNDS = 4
 
 _SOLUTION_ROUNDS = 2
 """The same for solutions, which are several times as long as a step."""
+
+_N_CTX = 1024
 
 _NO_BOUNDARY = "\0"  # a whole solution is written as one step
 
@@ -57,6 +62,10 @@ class CollectConfig:
     n_threads: int = field(default_factory=default_threads)
     seed: int = 0
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    policy: str = TARGET_ALONE
+    """Who writes the solutions: the target alone, or both as at run time, so that probes are taught behind what they
+    will stand behind: drafted steps, with the errors that a policy lets through."""
+    threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -122,18 +131,22 @@ def middle_layers(n_layer: int) -> tuple[int, ...]:
 class Collector:
     """Fills one collection folder; run it again with the same settings to go on where it stopped."""
 
-    def __init__(self, folder: Path, target: Path, draft: Path, config: CollectConfig, pair: str, data: str) -> None:
+    def __init__(self, folder: Path, sources: Sources, config: CollectConfig, data: str) -> None:
+        """`data` names the problems. Raises ConfigError for what cannot be collected, or not into this folder."""
         self.folder = folder
         self.config = config
+        self._sources = sources
+        if sources.draft is None:
+            raise ConfigError("collecting needs a draft; use a pair that has one")
         self._stack = ExitStack()
         with ExitStack() as stack:
-            self.target = stack.enter_context(self._lanes(target, config.target_layers))
-            self.draft = stack.enter_context(self._lanes(draft, config.draft_layers))
+            self.target = stack.enter_context(self._lanes(sources.target, config.target_layers))
+            self.draft = stack.enter_context(self._lanes(sources.draft, config.draft_layers))
             if self.target.model.vocabulary.fingerprint != self.draft.model.vocabulary.fingerprint:
                 raise ConfigError("collecting needs a draft and a target with one vocabulary")
             self._chat = ChatTemplate(self.target.model)
             folder.mkdir(parents=True, exist_ok=True)
-            self._write_header(pair, data)
+            self._write_header(data)
             self._stack = stack.pop_all()
 
     def _lanes(self, path: Path, layers: tuple[int, ...]) -> LlamaLanes:
@@ -142,14 +155,14 @@ class Collector:
             path,
             n_lanes=config.n_lanes,
             n_trunks=config.n_lanes,
-            n_ctx=1024,
+            n_ctx=_N_CTX,
             n_threads=config.n_threads,
             sampling=config.sampling,
             taps=[TapPoint(layer) for layer in layers],
             post=config.post,
         )
 
-    def _write_header(self, pair: str, data: str) -> None:
+    def _write_header(self, data: str) -> None:
         config = self.config
         models = {
             role: asdict(lanes.model.info(fingerprint_file(lanes.model.path)["sha256"]))
@@ -158,7 +171,7 @@ class Collector:
         }
         header = {
             "version": COLLECTION_VERSION,
-            "pair": pair,
+            "pair": self._sources.pair,
             "models": models,
             "layers": {
                 "target": [*config.target_layers, *[POST] * config.post],
@@ -173,6 +186,8 @@ class Collector:
             "prompt": {"system": config.system},
             "max_step_tokens": config.max_step_tokens,
         }
+        if config.policy != TARGET_ALONE:
+            header["solutions"] = self._written_by()
         path = self.folder / "collection.json"
         if path.exists():
             old = json.loads(path.read_text(encoding="utf-8"))
@@ -185,6 +200,16 @@ class Collector:
             return
         text = json.dumps(header | {"provenance": provenance()}, indent=2, ensure_ascii=False)
         atomic_write(path, text + "\n")
+
+    def _written_by(self) -> dict[str, Any]:
+        """The policy that the solutions are written under, and what its decisions depend on."""
+        policy = make_policy(self.config.policy, self.config.threshold)
+        probes = {role: path for role, path in self._sources.probes.items() if f"{role}_semantic_prob" in policy.needs}
+        return {
+            "policy": policy.name,
+            "threshold": policy.threshold,
+            "probes": {role: fingerprint_file(path)["sha256"] for role, path in probes.items()},
+        }
 
     # -- the run ------------------------------------------------------------------------------------
 
@@ -223,7 +248,8 @@ class Collector:
             part = problems[start : start + n_part]
             if all(problem.problem_id in stored for problem in part):
                 continue
-            for problem, tokens in self._solve(part):
+            solve = self._solve if self.config.policy == TARGET_ALONE else self._speculate
+            for problem, tokens in solve(part):
                 if problem.problem_id not in stored:
                     row = {"problem_id": problem.problem_id, "tokens": tokens}
                     _append_line(self.folder / "solutions.jsonl", row)
@@ -260,6 +286,24 @@ class Collector:
         for job, step in self.target.write(jobs()):
             self.target.release(job.trunk)
             yield job.key, step.tokens
+
+    def _speculate(self, problems: Sequence[Problem]) -> Iterator[tuple[Problem, list[int]]]:
+        """Solutions written by both models under the policy."""
+        config = self.config
+        settings = RunConfig(
+            policy=config.policy,
+            threshold=config.threshold,
+            max_tokens=config.max_solution_tokens,
+            max_step_tokens=config.max_step_tokens,
+            sampling=config.sampling,
+        )
+        with Reasoner(self._sources, settings, ModelConfig(n_ctx=_N_CTX, n_threads=config.n_threads)) as reasoner:
+            for problem in problems:
+                seed = (config.seed + problem.number) % (MAX_SEED + 1)
+                speculation = reasoner.start(problem.question, seed=seed, system=config.system)
+                for _ in speculation:
+                    pass
+                yield problem, speculation.target.committed
 
     def _cut(self, tokens: Sequence[int]) -> list[list[int]]:
         """Token ids of a solution, step by step, by the same rule as at run time."""

@@ -27,6 +27,9 @@ COLLECTION_VERSION = 1
 N_SAMPLES, N_PREFIXES = 16, 2
 """How many samples of each model at each prefix, and how many prefixes of each problem, unless told otherwise."""
 
+TARGET_ALONE = "never"
+"""The policy under which the target writes its solutions alone."""
+
 POST = "post"
 """What a header's list of layers calls the last layer after the final norm."""
 

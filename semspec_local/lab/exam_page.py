@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import charts
@@ -93,10 +92,3 @@ def exam_page(report: Mapping[str, Any], made: Mapping[str, Figure]) -> str:
         parts.append(f"<h2>{escape(kind.capitalize())}</h2><p>{escape(CAPTIONS[kind].format(role=role))}</p>")
         parts.append(charts.svg(drawing))
     return page("An exam of probes", parts)
-
-
-def write_pictures(made: Mapping[str, Figure], folder: Path) -> None:
-    """Each picture as PNG and SVG."""
-    for name, drawing in made.items():
-        for suffix in (".png", ".svg"):
-            charts.save(drawing, folder / f"{name}{suffix}")

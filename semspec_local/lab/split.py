@@ -5,6 +5,7 @@ Rows of one problem share prefixes and steps; a split by rows would test on what
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,31 @@ class Split:
     def mask(self, part: str, problem_ids: NDArray[np.str_]) -> NDArray[np.bool_]:
         """Which rows belong to a part, bool [n_rows]."""
         return np.isin(problem_ids, sorted(getattr(self, part)))
+
+
+def fold_by_problem(problem_ids: NDArray[np.str_], n_folds: int, seed: int) -> list[Split]:
+    """As many splits as folds: every problem is a test problem in one of them; 15 % of the others are validation.
+
+    ConfigError for fewer than two folds, or fewer problems than folds and one.
+    """
+    problems = sorted(set(problem_ids.tolist()))
+    if n_folds < 2 or len(problems) <= n_folds:
+        raise ConfigError(f"got {n_folds} folds of {len(problems)} problems; wanted 2 or more, and more problems")
+    np.random.default_rng(seed).shuffle(problems)
+    return [_with_test(problems, frozenset(problems[k::n_folds])) for k in range(n_folds)]
+
+
+def split_without_test(problem_ids: NDArray[np.str_], seed: int) -> Split:
+    """Train and validation alone, for a probe that was tested over folds."""
+    problems = sorted(set(problem_ids.tolist()))
+    np.random.default_rng(seed).shuffle(problems)
+    return _with_test(problems, frozenset())
+
+
+def _with_test(problems: Sequence[str], test: frozenset[str]) -> Split:
+    others = [problem for problem in problems if problem not in test]
+    n_validation = max(1, round(SHARES[1] * len(problems)))
+    return Split(frozenset(others[n_validation:]), frozenset(others[:n_validation]), test)
 
 
 def split_by_problem(problem_ids: NDArray[np.str_], seed: int) -> Split:

@@ -17,9 +17,12 @@ import numpy as np
 from ..config import SamplingConfig
 from ..protocols import FloatArray, ModelStep, StepStates, TapPoint
 from ..steps import StepReader
-from .context import LlamaContext
+from .context import Decoded, LlamaContext
 from .model import LlamaModel
 from .sampling import KnownTokens, LlamaSampler
+
+N_READERS = 16
+"""Texts that are read together, at most, beside the lanes that write."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,12 @@ class LlamaLanes:
                 taps = [*taps, TapPoint(self.model.n_layer - 1, "post")]
             self.context = stack.enter_context(
                 LlamaContext(
-                    self.model, n_ctx=n_ctx, n_threads=n_threads, taps=taps, n_seq_max=n_lanes + n_trunks, n_batch=1024
+                    self.model,
+                    n_ctx=n_ctx,
+                    n_threads=n_threads,
+                    taps=taps,
+                    n_seq_max=n_lanes + n_trunks + N_READERS,
+                    n_batch=1024,
                 )
             )
             vocabulary = self.model.vocabulary
@@ -90,6 +98,7 @@ class LlamaLanes:
             self._stack = stack.pop_all()
         self._free_lanes = list(reversed(range(n_lanes)))
         self._free_trunks = list(range(n_lanes, n_lanes + n_trunks))
+        self._readers = range(n_lanes + n_trunks, n_lanes + n_trunks + N_READERS)
 
     # -- trunks -------------------------------------------------------------------------------------
 
@@ -193,23 +202,51 @@ class LlamaLanes:
     def read(self, trunk: Trunk, texts: Sequence[Sequence[int]]) -> list[ModelStep]:
         """Evaluate each token list after `trunk`, with log-probabilities; empty lists give empty steps.
 
-        Samples of a short step are often the same: each list is evaluated once.
+        As many together as fit into a batch. Samples of a short step are often the same: each list is evaluated once.
         """
         steps: dict[tuple[int, ...], ModelStep] = {(): ModelStep(tokens=[])}
-        for tokens in texts:
-            if (key := tuple(tokens)) not in steps:
-                steps[key] = self._read(trunk, list(tokens))
+        waiting = [key for key in dict.fromkeys(map(tuple, texts)) if key]
+        while waiting:
+            together = self._fitting(waiting)
+            steps.update(zip(together, self._read_together(trunk, together)))
+            waiting = waiting[len(together) :]
         return [steps[tuple(tokens)] for tokens in texts]
 
-    def _read(self, trunk: Trunk, tokens: list[int]) -> ModelStep:
-        n, start = len(tokens), len(trunk.tokens)
-        decoded = self.context.decode(tokens, range(start, start + n), [trunk.sequence] * n, [True] * n)
-        self._known.add(trunk.logits, tokens[0])
-        self._known.add_all(decoded.logits[:-1], tokens[1:])
-        states = {tap: StepStates(before=trunk.last_states[tap], own=own) for tap, own in decoded.states.items()}
-        step = ModelStep(tokens, states, *self._known.arrays(n))
-        self.context.trim(start, trunk.sequence)
-        return step
+    def _fitting(self, texts: Sequence[tuple[int, ...]]) -> Sequence[tuple[int, ...]]:
+        """The first of `texts`, as many as fit into one batch; at least one."""
+        n_tokens = n_texts = 0
+        for tokens in texts[: len(self._readers)]:
+            n_tokens += len(tokens)
+            if n_texts and n_tokens > self.context.n_batch:
+                break
+            n_texts += 1
+        return texts[:n_texts]
+
+    def _read_together(self, trunk: Trunk, texts: Sequence[tuple[int, ...]]) -> list[ModelStep]:
+        start, lanes = len(trunk.tokens), self._readers[: len(texts)]
+        tokens = [token for text in texts for token in text]
+        positions = [start + i for text in texts for i in range(len(text))]
+        sequences = [lane for text, lane in zip(texts, lanes) for _ in text]
+        try:
+            for lane in lanes:
+                self.context.copy(trunk.sequence, lane)
+            decoded = self.context.decode(tokens, positions, sequences, [True] * len(tokens))
+            return list(self._steps_read(trunk, texts, decoded))
+        finally:
+            for lane in lanes:
+                self.context.trim(0, lane)
+
+    def _steps_read(self, trunk: Trunk, texts: Sequence[tuple[int, ...]], decoded: Decoded) -> Iterator[ModelStep]:
+        at = 0
+        for text in texts:
+            own = slice(at, at + len(text))
+            self._known.add(trunk.logits, text[0])
+            self._known.add_all(decoded.logits[own][:-1], text[1:])
+            states = {
+                tap: StepStates(before=trunk.last_states[tap], own=rows[own]) for tap, rows in decoded.states.items()
+            }
+            yield ModelStep(list(text), states, *self._known.arrays(len(text)))
+            at += len(text)
 
     def close(self) -> None:
         self._stack.close()

@@ -27,6 +27,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "pooling": get_args(Pooling),
     "window": get_args(Window),
 }
+USUAL_ACCEPT_ERROR = 0.05
+"""Errors among accepted steps that a run puts up with when nobody says how many."""
+
 _OPTIONAL = ("calibrations", "features", "draft")
 _READS = (
     *("layer", "norm", "pooling", "window", "n_embd", "n_layer"),
@@ -137,6 +140,19 @@ class ProbeSpec:
     def reads(self) -> dict[str, Any]:
         """The fields that say what is read, and of which model: what `draft` of a joint probe is made of."""
         return {name: getattr(self, name) for name in _READS}
+
+    def calibrated_threshold(self, policy: str) -> float | None:
+        """The threshold to use for a policy when nobody names one; None where no calibration found any.
+
+        That of the least share of errors from `USUAL_ACCEPT_ERROR` on; below it, of the largest.
+        """
+        known = [found for found in self.calibrations if found["policy"] == policy and found["threshold"] is not None]
+        if not known:
+            return None
+        best = min(
+            known, key=lambda found: (found["alpha"] < USUAL_ACCEPT_ERROR, abs(found["alpha"] - USUAL_ACCEPT_ERROR))
+        )
+        return float(best["threshold"])
 
     def to_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal spec."""

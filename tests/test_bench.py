@@ -1,29 +1,27 @@
-"""The benchmark on made-world problems: grading, true errors, costs, intervals and tables, on numbers known by hand."""
+"""The benchmark: true errors, costs, intervals and tables on numbers known by hand, and the command on tiny models."""
 
 from __future__ import annotations
 
 import json
-import runpy
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from semspec_local.answer import final_answer
-from semspec_local.bench.arms import ArmRun
+from semspec_local.bench.arms import ArmRun, MatchedArm
 from semspec_local.bench.costs import Costs, CostSums, cost_sums, costs, python_share, ratio, summed
-from semspec_local.bench.report import best_arm, bootstrap, summaries, table
-from semspec_local.bench.world_run import ItemResult, Progress, Results, item_seed, run_items
-from semspec_local.bench.world_task import BENCH_SEED, TUNING_SEED, Verdicts, is_right, verdicts_on, world_items
+from semspec_local.bench.machine import EnergyMeter, PeakMemory
+from semspec_local.bench.report import bars, best_arm, bootstrap, summaries, table
+from semspec_local.bench.results import ItemResult, Results, ResultsFile, read_results
+from semspec_local.bench.run import Bench, acceptance_so_far, in_turn, item_seed, run_trials, trials_of
+from semspec_local.bench.tasks import BenchItem, find_task
+from semspec_local.bench.world_task import BENCH_SEED, TUNING_SEED, Verdicts, verdicts_on, world_items
+from semspec_local.cli import _run
 from semspec_local.errors import ConfigError, DecodeError
 from semspec_local.lab.world import PlannedStep, Problem, problems
 from semspec_local.lab.world.text import Meaning
 from semspec_local.metrics import Counters
 from semspec_local.trace import StepRecord
-
-SCRIPT = Path(__file__).parent.parent / "scripts" / "bench_world"
 
 
 def planned(operation, operands, result, *needs) -> PlannedStep:
@@ -75,10 +73,10 @@ def arm_run(text: str, stop_reason: str = "eos", records=None, **rest) -> ArmRun
     found = None if records is None else tuple(records)
     counters = None if records is None else Counters.from_steps(records, wall_s=2.0, prefill_s=0.5)
     given = {**defaults, "counters": counters, "records": found, **rest}
-    return ArmRun(answer=final_answer(text), text=text, stop_reason=stop_reason, **given)
+    return ArmRun(text=text, final=text, stop_reason=stop_reason, **given)
 
 
-# -- problems and grading ---------------------------------------------------------------------------
+# -- problems --------------------------------------------------------------------------------------
 
 
 def test_the_problems_are_held_out_and_keep_their_numbers():
@@ -86,21 +84,6 @@ def test_the_problems_are_held_out_and_keep_their_numbers():
     assert len({BENCH_SEED, TUNING_SEED, 1, 2, 3}) == 5
     taught = {problem.question for seed in (1, 2, 3) for problem in problems(seed, 200)}
     assert not taught & {problem.question for problem in world_items(200)}
-
-
-@pytest.mark.parametrize(
-    ("text", "stop_reason", "right"),
-    [
-        ("".join(GOOD.values()), "eos", True),
-        ("".join(GOOD.values()), "budget", False),
-        ("So the answer is \\boxed{39}.", "eos", False),
-        ("So the answer is \\boxed{38.0}.", "eos", False),
-        ("So 23 + 15 = 38.", "eos", False),
-        ("", "eos", False),
-    ],
-)
-def test_only_the_right_number_in_a_finished_text_is_right(text, stop_reason, right):
-    assert is_right(PROBLEM, arm_run(text, stop_reason)) is right
 
 
 # -- the true error of a policy ------------------------------------------------------------------------
@@ -235,79 +218,155 @@ class FakeArm:
 
 
 RIGHT, WRONG = "\\boxed{38}", "\\boxed{1}"
+ITEMS = [BenchItem(id=f"world:{i}", question=PROBLEM.question, expected="38") for i in range(3)]
+BENCH = Bench(find_task("world"), judge=lambda item, records: verdicts_on(PROBLEM, records))
 
 
-def results_of(*arms: FakeArm, n_items: int = 3, **options) -> Results:
-    results = Results({"settings": {}}, {arm.name: [] for arm in arms})
-    run_items(arms, [(number, PROBLEM) for number in range(n_items)], results, seed=100, **options)
+def run_all(*arms: FakeArm, n_seeds: int = 1, bench: Bench = BENCH, file=None) -> Results:
+    results = Results({"settings": {}, "files": []}, {arm.name: [] for arm in arms})
+    for _ in run_trials(bench, arms, trials_of(ITEMS, n_seeds, seed=100), results, file):
+        pass
     return results
 
 
 def test_arms_take_turns_and_share_the_seed_of_an_item():
     log: list[str] = []
-    results_of(*(FakeArm(name, [arm_run(RIGHT)] * 3, log) for name in "abc"))
-    assert log == ["b:100", "c:100", "a:100", "c:101", "a:101", "b:101", "a:102", "b:102", "c:102"]
-    assert item_seed(2**32 - 2, 1) == 0
+    run_all(*(FakeArm(name, [arm_run(RIGHT)] * 3, log) for name in "abc"))
+    seeds = [item_seed(100, number) for number in range(3)]
+    order = ["b", "c", "a", "c", "a", "b", "a", "b", "c"]
+    assert log == [f"{name}:{seeds[i // 3]}" for i, name in enumerate(order)]
 
 
-def test_an_item_on_which_an_arm_fails_counts_for_none():
-    log: list[str] = []
-    broken = FakeArm("broken", [arm_run(RIGHT), DecodeError("no room"), arm_run(RIGHT)], log)
-    results = results_of(FakeArm("target", [arm_run(RIGHT)] * 3, log), broken)
-    assert [[item.item for item in items] for items in results.arms.values()] == [[0, 2], [0, 2]]
-    assert results.failed == [{"item": 1, "arm": "broken", "error": "no room"}]
+def test_every_item_and_repetition_has_a_seed_of_its_own():
+    trials = trials_of(ITEMS, 3, offset=7)
+    assert [(trial.number, trial.seed) for trial in trials[:4]] == [(7, 0), (8, 0), (9, 0), (7, 1)]
+    assert len({trial.run_seed for trial in trials}) == 9
+    assert 0 <= item_seed(2**31, 2**31) < 2**32
 
 
-def test_ctrl_c_keeps_the_items_that_are_whole(tmp_path):
-    results = Results({"settings": {}}, {"a": [], "b": []})
-    arms = [
-        FakeArm("a", [arm_run(RIGHT)] * 3, []),
-        FakeArm("b", [arm_run(WRONG), KeyboardInterrupt()], []),
-    ]
-    with pytest.raises(KeyboardInterrupt):
-        run_items(arms, [(number, PROBLEM) for number in range(3)], results, seed=0)
-    assert [len(items) for items in results.arms.values()] == [1, 1]
+def test_a_failure_is_a_wrong_answer_that_took_its_time():
+    broken = FakeArm("broken", [arm_run(RIGHT), DecodeError("no room"), arm_run(RIGHT)], [])
+    results = run_all(FakeArm("target", [arm_run(RIGHT)] * 3, []), broken)
+    assert [result.right for result in results.arms["broken"]] == [True, False, True]
+    failed = results.arms["broken"][1]
+    assert (failed.error, failed.stop_reason, failed.n_tokens) == ("no room", "error", 0) and failed.wall_s > 0
+    target, arm = summaries(results)
+    assert (target["n_failed"], arm["n_failed"]) == (0, 1)
+    assert arm["accuracy"]["value"] == pytest.approx(2 / 3) and arm["n_unfinished"] == 0
 
 
-def test_native_time_is_kept_only_when_asked_for():
-    timed = results_of(FakeArm("a", [arm_run(RIGHT)] * 3, []), timed=True).arms["a"][0]
-    assert timed.native_s == 0 and timed.elapsed_s > 0
-    untimed = results_of(FakeArm("a", [arm_run(RIGHT)] * 3, [])).arms["a"][0]
-    assert (untimed.native_s, untimed.elapsed_s) == (None, None)
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("".join(GOOD.values()), True),
+        ("So the answer is \\boxed{39}.", False),
+        ("So 23 + 15 = 38.", False),
+        ("", False),
+    ],
+)
+def test_only_the_right_number_is_right(text, right):
+    assert run_all(FakeArm("a", [arm_run(text)] * 3, [])).arms["a"][0].right is right
 
 
-def test_progress_says_what_is_left_and_saves():
-    said, saved = [], []
-    now = iter([0.0, 20.0, 40.0])
-    each = Progress(70, say=said.append, save=lambda: saved.append(1), save_every=15, clock=lambda: next(now))
-    for n_done in range(1, 31):
-        if n_done == 30:
-            break
-        each(n_done)
-    assert said == ["10 of 70 items, about 2 min 0 s left", "20 of 70 items, about 1 min 40 s left"]
-    assert len(saved) == 1
+def test_what_is_done_is_not_run_again_and_ctrl_c_loses_the_unfinished_trial_only(tmp_path):
+    path, log = tmp_path / "results.jsonl", []
+    results = Results({"settings": {"limit": 3}, "files": []}, {"a": [], "b": []})
+    arms = [FakeArm("a", [arm_run(RIGHT)] * 3, log), FakeArm("b", [arm_run(WRONG), KeyboardInterrupt()], log)]
+    with ResultsFile(path, results) as file, pytest.raises(KeyboardInterrupt):
+        for _ in run_trials(BENCH, arms, trials_of(ITEMS, 1), results, file):
+            pass
+    assert results.n_trials == 1 and len(log) == 4
+    with path.open("ab") as torn:
+        torn.write(b'{"arms": {"a"')
+    again = Results({"settings": {"limit": 3}, "files": []}, {"a": [], "b": []})
+    arms = [FakeArm("a", [arm_run(RIGHT)] * 3, log), FakeArm("b", [arm_run(WRONG)] * 3, log)]
+    with ResultsFile(path, again) as file:
+        assert again.n_trials == 1
+        assert list(run_trials(BENCH, arms, trials_of(ITEMS, 1), again, file)) == [2, 3]
+    assert read_results(path).arms == again.arms
+    other = Results({"settings": {"limit": 4}, "files": []}, {"a": [], "b": []})
+    with pytest.raises(ConfigError, match=r"made with other settings \(limit\)"):
+        ResultsFile(path, other)
 
 
 def test_results_come_back_from_their_file(tmp_path):
-    records = [*costly_records()]
-    run = arm_run(RIGHT, records=records)
-    results = results_of(FakeArm("target", [run] * 3, []), FakeArm("token-sd@4", [arm_run(WRONG)] * 3, []), timed=True)
-    path = tmp_path / "results.json"
-    results.save(path, summaries=summaries(results))
-    assert Results.read(path) == results
-    assert json.loads(path.read_text())["summaries"] == json.loads(json.dumps(summaries(results)))
-    for text in ("", "[]", '{"arms": {}}', '{"facts": {}, "arms": {"a": [{}]}, "failed": [], "calls_back": []}'):
-        path.write_text(text)
+    arms = FakeArm("target", [arm_run(RIGHT, records=costly_records())] * 3, []), FakeArm("b", [arm_run(WRONG)] * 3, [])
+    results = Results({"settings": {}, "files": []}, {"target": [], "b": []})
+    with ResultsFile(tmp_path / "r.jsonl", results) as file:
+        for _ in run_trials(Bench(BENCH.task, BENCH.judge, timed=True), arms, trials_of(ITEMS, 1), results, file):
+            pass
+    found = read_results(tmp_path / "r.jsonl")
+    assert found.arms == results.arms and summaries(found) == summaries(results)
+    for text in ("[]\n", "{}\n", '{"arms": {"a": {}}}\n'):
+        (tmp_path / "r.jsonl").write_text(text)
         with pytest.raises(ConfigError, match="holds no results"):
-            Results.read(path)
+            read_results(tmp_path / "r.jsonl")
+
+
+def test_native_time_is_kept_only_when_asked_for():
+    timed = run_all(FakeArm("a", [arm_run(RIGHT)] * 3, []), bench=Bench(BENCH.task, timed=True)).arms["a"][0]
+    assert timed.native_s == 0 and timed.elapsed_s > 0
+    untimed = run_all(FakeArm("a", [arm_run(RIGHT)] * 3, [])).arms["a"][0]
+    assert (untimed.native_s, untimed.elapsed_s) == (None, None)
+
+
+class FakeMatched(MatchedArm):
+    def __init__(self, follows: str, rates: list[float]) -> None:
+        self.name, self.follows, self.rate, self._rates = f"random@rate-of:{follows}", follows, 0.5, rates
+
+    calls_back = False
+
+    def run(self, question: str, seed: int) -> ArmRun:
+        self._rates.append(self.rate)
+        return arm_run(WRONG)
+
+
+def test_a_matched_arm_comes_last_and_gets_the_rate_so_far():
+    rates: list[float] = []
+    half = [("draft", GOOD["first"], True), ("draft", GOOD["sum"], False), ("target", GOOD["other"], None)]
+    told = [steps(*half), steps(("draft", GOOD["first"], True), ("draft", GOOD["other"], True)), steps(*half)]
+    policy = FakeArm("p", [arm_run(RIGHT, records=records) for records in told], [])
+    matched = FakeMatched("p", rates)
+    for position in range(4):
+        assert in_turn([matched, policy], position)[-1] is matched
+    run_all(matched, policy)
+    assert rates == [0.5, 0.75, pytest.approx(4 / 6)]
+    nothing = Results({}, {"p": []})
+    assert acceptance_so_far(nothing, {"p": item(0, True, 1.0)}, "p") == 0.5
+
+
+# -- the machine -----------------------------------------------------------------------------------------
+
+
+def test_energy_is_the_sum_of_the_packages_or_unknown(tmp_path):
+    for name in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "energy_uj").write_text("1000000\n")
+    meter = EnergyMeter.find(tmp_path)
+    before = meter.read()
+    assert before == (1_000_000, 1_000_000)
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("3500000\n")
+    assert meter.since(before) == 2.5
+    (tmp_path / "intel-rapl:1" / "energy_uj").write_text("5\n")  # it began again
+    assert meter.since(before) is None
+    assert EnergyMeter.find(tmp_path / "nothing").since(()) is None
+
+
+def test_peak_memory_sees_what_was_taken_and_given_back(tmp_path):
+    peak = PeakMemory()
+    taken = np.ones(2**24)  # 128 MiB
+    del taken
+    found = peak.bytes()
+    assert found is None or found > 2**26
+    assert PeakMemory(tmp_path).bytes() is None
 
 
 # -- the report -------------------------------------------------------------------------------------------
 
 
 def item(number: int, right: bool, wall_s: float, **rest) -> ItemResult:
-    defaults = {"answer": "", "stop_reason": "eos", "prefill_s": 0.5, "n_tokens": 10}
-    return ItemResult(item=number, right=right, wall_s=wall_s, **{**defaults, **rest})
+    defaults = {"answer": str(right), "stop_reason": "eos", "prefill_s": 0.5, "n_tokens": 10, "seed": 0}
+    return ItemResult(item=f"world:{number:02}", right=right, wall_s=wall_s, **{**defaults, **rest})
 
 
 def made_up() -> Results:
@@ -342,6 +401,22 @@ def test_the_numbers_of_an_arm_are_those_of_its_items():
     assert (policy["python_share"], policy["overhead_s_per_token"]) == (0.5, 0.2)
     assert by_tokens["drafted_token_acceptance_rate"] == 0.25 and by_tokens["speedup"]["value"] == 0.5
     assert by_tokens["step_acceptance_rate"] is None and by_tokens["costs"] is None
+    assert (by_tokens["agreement"], policy["agreement"], policy["token_inflation"]) == (1.0, 0.9, 1.0)
+    assert (by_tokens["n_draft_tokens_rejected"], by_tokens["tokens_per_s"]) == (60, pytest.approx(100 / 205))
+
+
+def test_repetitions_of_an_item_are_resampled_together():
+    once = {"target": [item(i, i < 8, 10.0) for i in range(10)]}
+    thrice = {"target": [item(i, i < 8, 10.0, seed=k) for k in range(3) for i in range(10)]}
+    (one,), (many,) = (summaries(Results({}, arms)) for arms in (once, thrice))
+    assert many["accuracy"] == one["accuracy"] and (many["n_items"], many["n_trials"]) == (10, 30)
+
+
+def test_bars_are_as_long_as_the_speedup():
+    lines = bars(summaries(made_up())).splitlines()
+    assert [line.count("#") for line in lines] == [round(40 / (105 / 74)), 40, round(20 / (105 / 74))]
+    assert "1.42x, 70.0 % right" in lines[1]
+    assert bars([arm | {"speedup": None} for arm in summaries(made_up())]) == ""
 
 
 def test_without_a_target_or_an_item_there_is_nothing_to_compare():
@@ -372,33 +447,91 @@ def test_the_fastest_threshold_that_keeps_the_accuracy_is_chosen():
     assert best_arm([target, arm("a", 90, 3.0), arm("b", 95, 1.5), arm("c", 95, 1.2)])["arm"] == "b"
 
 
-# -- the script -------------------------------------------------------------------------------------------
+# -- the command ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def bench(tiny):
-    command = runpy.run_path(str(SCRIPT))["main"]
+def bench(tiny, capsys):
     files = ["-m", str(tiny("llama")), "-md", str(tiny("llama-q8")), "-t", "1", "-n", "20", "-c", "512"]
-    return lambda *arguments: CliRunner().invoke(command, [*files, *arguments], catch_exceptions=False)
+
+    def run(*arguments: str):
+        words = [*arguments] if arguments[0] == "show" else [*arguments, *files]
+        code = _run(["bench", *words])
+        return (code, *capsys.readouterr())
+
+    return run
 
 
-def test_the_script_measures_prints_and_prints_again(bench, tmp_path):
-    out = tmp_path / "results.json"
-    arms = [f"--arm={name}" for name in ("target", "draft", "token-sd@2", "loglik-ratio@0.5")]
-    done = bench(*arms, "--limit", "2", "--offset", "1", "--native-time", "--out", str(out))
-    assert done.exit_code == 0, done.stderr
-    last = json.loads(done.stdout.splitlines()[-1])
-    assert [arm["arm"] for arm in last["arms"]] == ["target", "draft", "token-sd@2", "loglik-ratio@0.5"]
-    assert last["settings"]["problem_seed"] == BENCH_SEED and len(last["files"]) == 2
+ALL = "target,draft,token-sd@2,loglik-ratio@0.5,random@rate-of:loglik-ratio@0.5"
+
+
+def test_the_command_measures_goes_on_and_shows_again(bench, tmp_path):
+    out, save = tmp_path / "r.jsonl", tmp_path / "r.json"
+    arguments = ["--arms", ALL, "--limit", "2", "--offset", "1", "--native-time", "-o", str(out), "--save", str(save)]
+    code, stdout, stderr = bench(*arguments)
+    assert code == 0, stderr
+    last = json.loads(stdout.splitlines()[-1])
+    assert [arm["arm"] for arm in last["arms"]] == ALL.split(",")
+    assert last["settings"]["seed"] == 0 and last["settings"]["task"] == "world" and len(last["files"]) == 2
     assert all(0 < arm["python_share"] < 1 and arm["n_items"] == 2 for arm in last["arms"])
-    assert [item["item"] for item in json.loads(out.read_text())["arms"]["draft"]] == [1, 2]
-    assert bench("--show", str(out)).stdout == done.stdout
-    assert bench("--show", str(out), "--markdown").stdout.startswith("| arm | right % |")
+    assert [result.item for result in read_results(out).arms["draft"]] == ["world:1", "world:2"]
+    assert json.loads(save.read_text()) == last
+    assert bench(*arguments)[0] == 0  # nothing is left to do
+    assert len(out.read_text().splitlines()) == 2
+    code, shown, _ = bench("show", str(out))
+    assert code == 0 and json.loads(shown.splitlines()[-1])["arms"] == last["arms"]
+    assert bench("show", str(out), "--markdown")[1].startswith("| arm | right % |")
 
 
-def test_a_sweep_chooses_a_threshold_on_other_problems(bench):
-    done = bench("--sweep", "loglik-ratio", "--threshold", "0.5", "--threshold", "0.9", "--limit", "1")
-    last = json.loads(done.stdout.splitlines()[-1])
-    assert [arm["arm"] for arm in last["arms"]] == ["target", "loglik-ratio@0.5", "loglik-ratio@0.9"]
-    assert last["chosen"] in ("loglik-ratio@0.5", "loglik-ratio@0.9")
-    assert last["settings"]["problem_seed"] == TUNING_SEED
+def test_the_counters_of_an_arm_are_the_sums_of_its_runs(bench, tmp_path):
+    out = tmp_path / "r.jsonl"
+    code, stdout, _ = bench("--arms", "target,always", "--limit", "3", "--temp", "0", "-o", str(out))
+    assert code == 0
+    results = read_results(out)
+    for arm in json.loads(stdout.splitlines()[-1])["arms"]:
+        counters = [result.counters for result in results.arms[arm["arm"]]]
+        assert arm["n_tokens"] == sum(c.n_committed_tokens for c in counters)
+        assert arm["wall_s"] == pytest.approx(sum(c.wall_s for c in counters))
+    again = tmp_path / "again.jsonl"
+    assert bench("--arms", "target,always", "--limit", "3", "--temp", "0", "-o", str(again))[0] == 0
+    answers = [[r.answer for found in read_results(path).arms.values() for r in found] for path in (out, again)]
+    assert answers[0] == answers[1]
+
+
+def test_a_sweep_names_the_best_threshold_of_each_policy(bench, tmp_path):
+    words = ("--policy", "loglik-ratio", "--threshold", "0.5", "--threshold", "0.9", "--limit", "1")
+    code, stdout, stderr = bench("sweep", "--task", f"world:{TUNING_SEED}", *words)
+    assert code == 0, stderr
+    last = json.loads(stdout.splitlines()[-1])
+    expected = ["target", "draft", "loglik-ratio@0.5", "loglik-ratio@0.9", "random@0.3", "random@0.6", "random@0.9"]
+    assert [arm["arm"] for arm in last["arms"]] == expected
+    assert last["chosen"]["loglik-ratio"] in ("loglik-ratio@0.5", "loglik-ratio@0.9")
+    assert last["settings"]["seed"] == 0 and f"best of loglik-ratio: {last['chosen']['loglik-ratio']}" in stdout
+
+
+def test_pictures_and_page(bench, tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
+    page, figures = tmp_path / "page.html", tmp_path / "figures"
+    code, _, stderr = bench("--arms", "target,always", "--limit", "2", "--html", str(page), "--figures", str(figures))
+    assert code == 0, stderr
+    text = page.read_text()
+    assert "<svg" in text and "always" in text and "http-equiv" not in text and "<script" not in text
+    assert {path.name for path in figures.iterdir()} == {
+        f"{n}.{s}" for n in ("trade-off", "speedup") for s in ("png", "svg")
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--arms", "target,nonsense"], "the arm is 'nonsense'; known are"),
+        (["--arms", "target,target"], "is there twice"),
+        (["--arms", "random@rate-of:always"], "follows always, which is no arm here"),
+        (["--arms", "target,random@rate-of:target"], "which accepts no steps"),
+        (["--task", "gsm8k"], "--data"),
+        (["--task", "nothing"], "known are gsm8k"),
+    ],
+)
+def test_what_cannot_be_run_is_said_before_anything_is_loaded(bench, arguments, said):
+    code, stdout, stderr = bench(*arguments)
+    assert (code, stdout) == (2, "") and said in stderr and len(stderr.splitlines()) == 1
