@@ -368,6 +368,7 @@ def test_with_folds_every_problem_is_tested_and_all_are_taught(labelled, folded)
     assert report["split"]["n_problems"] == {"train": 34, "validation": 6, "test": 0}
     assert [found["target"]["layer"] for found in report["folds"]["chosen"]] == [SIGNAL_LAYER["target"]] * 4
     assert report["decision"]["scores"]["joint_semantic_prob"]["auroc_in_target_cluster"]["value"] > 0.6
+    assert "features_alone" in report["decision"]["beyond_logits"]["auroc_gain_over"]
     spec = read_probe_file(place / "joint.onnx").spec
     known = [found for found in report["folds"]["calibrations"] if found["threshold"] is not None]
     assert [dict(found) for found in spec.calibrations] == known

@@ -64,6 +64,22 @@ def write(path: Path, spec: ProbeSpec = SPEC) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("known", "wanted"),
+    [
+        ([], None),
+        ([("semantic-joint", 0.05, None)], None),
+        ([("semantic-ratio", 0.05, 0.9)], None),
+        ([("semantic-joint", 0.1, 0.3), ("semantic-joint", 0.05, 0.6), ("semantic-joint", 0.02, 0.8)], 0.6),
+        ([("semantic-joint", 0.05, None), ("semantic-joint", 0.2, 0.1), ("semantic-joint", 0.1, 0.3)], 0.3),
+        ([("semantic-joint", 0.01, 0.9), ("semantic-joint", 0.02, 0.8)], 0.8),
+    ],
+)
+def test_without_a_threshold_the_usual_share_of_errors_decides(known, wanted):
+    found = [{"policy": policy, "alpha": alpha, "threshold": threshold} for policy, alpha, threshold in known]
+    assert replace(SPEC, calibrations=found).calibrated_threshold("semantic-joint") == wanted
+
+
 def test_a_spec_survives_json():
     assert ProbeSpec.from_json(SPEC.to_json()) == SPEC
     assert SPEC.tap == TapPoint(2, "pre")

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from semspec_local.config import ModelConfig, RunConfig
 from semspec_local.lab.collection import read_collection
 from semspec_local.lab.evaluate import auroc
 from semspec_local.lab.exam import predict_rows
@@ -15,9 +16,10 @@ from semspec_local.lab.labels import make_labels
 from semspec_local.lab.tiny.card import solve_rate
 from semspec_local.lab.world import WorldClusterer, problems
 from semspec_local.pairs import load_manifest, resolve
+from semspec_local.policy import POLICIES
 from semspec_local.probes import read_probe_file
 from semspec_local.provenance import fingerprint_file
-from semspec_local.reasoner import Sources
+from semspec_local.reasoner import Reasoner, Sources
 from semspec_local.resources import shipped
 from semspec_local.roles import PROBE_ROLES, ROLES
 
@@ -82,3 +84,13 @@ def test_the_joint_probe_tells_good_steps_from_bad_ones(probes, tmp_path):
     predicted = predict_rows(probes / "joint.onnx", "joint", rows)
     assert 0.01 < np.mean(share[drafted] == 0) < 0.4
     assert auroc(share[drafted] > 0, predicted[drafted]) > 0.85
+
+
+def test_the_default_policy_takes_the_threshold_that_its_probe_was_calibrated_to(probes):
+    known = read_probe_file(probes / "joint.onnx").spec.calibrated_threshold("semantic-joint")
+    assert known is not None and known != POLICIES["semantic-joint"].default_threshold
+    with Reasoner(Sources.from_pair("tiny"), RunConfig(), ModelConfig(n_threads=1)) as reasoner:
+        assert (reasoner.policy.name, reasoner.policy.threshold) == ("semantic-joint", known)
+        question = next(iter(problems(HELD_OUT_SEED, 1))).question
+        assert reasoner.start(question, seed=0).policy.threshold == known
+        assert reasoner.start(question, seed=0, config=RunConfig(threshold=0.9)).policy.threshold == 0.9

@@ -137,7 +137,15 @@ def collect(
     type=click.Choice(["linear", "mlp"]),
     multiple=True,
     default=("linear", "mlp"),
-    help="Heads to try.",
+    help="Heads to try for the probes of one model.",
+)
+@click.option(
+    "--joint-head",
+    "joint_heads",
+    type=click.Choice(["linear", "mlp"]),
+    multiple=True,
+    default=("linear", "mlp"),
+    help="Heads to try for the probe of both.",
 )
 @click.option(
     "--folds",
@@ -154,6 +162,7 @@ def train(
     recipe: Any,
     loss: Any,
     heads: Any,
+    joint_heads: Any,
     folds: int,
     seed: int,
     max_epochs: int,
@@ -165,7 +174,15 @@ def train(
         from ..lab.train import TrainConfig
     except ImportError as error:
         raise click.ClickException(f"{error.name} is not installed: pip install '.[train]'") from None
-    config = TrainConfig(recipe=recipe, loss=loss, heads=heads, seed=seed, max_epochs=max_epochs, n_threads=threads)
+    config = TrainConfig(
+        recipe=recipe,
+        loss=loss,
+        heads=heads,
+        joint_heads=joint_heads,
+        seed=seed,
+        max_epochs=max_epochs,
+        n_threads=threads,
+    )
     build_probes(collection, out, config, command=shlex.join(command_line("semspec-local")), n_folds=folds, say=say)
 
 

@@ -76,7 +76,10 @@ def build_probes(
     if folds:
         calibrations = folds.calibrations(collection, labels)
         report["folds"] = {"n_folds": n_folds, "chosen": list(folds.chosen), "calibrations": calibrations}
-    report["decision"] = decision(collection, labels, said, in_test, n_resamples=n_resamples, seed=config.seed)
+    rivals = {"features_alone": folds.features_alone} if folds else {}
+    report["decision"] = decision(
+        collection, labels, said, in_test, n_resamples=n_resamples, seed=config.seed, logits_only=rivals
+    )
     place = Path(out) / collection.pair
     heads: dict[ProbeRole, Any] = {
         role: (probe.head, probe.kind, probe.n_rows, probe.validation_states) for role, probe in probes.items()

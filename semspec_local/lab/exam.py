@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,12 @@ def decision(
     *,
     n_resamples: int,
     seed: int,
+    logits_only: Mapping[str, NDArray[np.float64]] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """What the policies must tell apart: the draft-written steps among `rows`, by the target's share."""
+    """What the policies must tell apart: the draft-written steps among `rows`, by the target's share.
+
+    `logits_only` are more scores [n_rows] that no hidden state went into, beside those of `LOGITS_ONLY`.
+    """
     rows = rows & (collection.writers == "draft") & (collection.n_tokens > 0)
     target, draft = predicted["target"][rows], predicted["draft"][rows]
     ratio = np.divide(target, draft, out=np.zeros_like(target), where=draft > 0)
@@ -91,11 +96,12 @@ def decision(
         **{f"target_{name}": feature.astype(np.float64) for name, feature in features.items()},
         "logprob_mean_target_minus_draft": difference.astype(np.float64),
         "fewer_tokens": -collection.n_tokens[rows].astype(np.float64),
+        **{name: score[rows] for name, score in logits_only.items()},
     }
     share, problems = labels.target_share[rows], collection.problem_ids[rows]
     best = "joint_semantic_prob" if "joint" in predicted else "target_semantic_prob"
-    logits_only = {name: scores[name] for name in LOGITS_ONLY}
-    over = evaluate.gains(share, scores[best], logits_only, problems, seed=seed, n_resamples=n_resamples)
+    rivals = {name: scores[name] for name in (*LOGITS_ONLY, *logits_only)}
+    over = evaluate.gains(share, scores[best], rivals, problems, seed=seed, n_resamples=n_resamples)
     return {
         "n_steps": int(rows.sum()),
         "in_a_target_cluster": float((share > 0).mean()),

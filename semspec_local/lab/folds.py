@@ -33,10 +33,12 @@ DELTA = 0.1
 class OutOfFold:
     """Probabilities float64 [n_rows] by probe, each from heads that did not see the row's problem; NaN where none.
 
-    `chosen` says of every fold what the joint head read.
+    `features_alone` come from heads that read a joint probe's features and no state. `chosen` says of every fold what
+    the joint head read.
     """
 
     predicted: Mapping[ProbeRole, NDArray[np.float64]]
+    features_alone: NDArray[np.float64]
     chosen: tuple[dict[str, Any], ...]
     n_folds: int
 
@@ -63,6 +65,7 @@ def predict_out_of_fold(
     """Teach all three probes once per fold, states and heads chosen anew each time, and predict what was left out."""
     usable, judged = collection.n_tokens > 0, judged_rows(collection)
     predicted: dict[ProbeRole, NDArray[np.float64]] = {role: np.full(len(usable), np.nan) for role in PROBE_ROLES}
+    features_alone = np.full(len(usable), np.nan)
     chosen = []
     for number, split in enumerate(fold_by_problem(collection.problem_ids, n_folds, config.seed), start=1):
         say(f"fold {number} of {n_folds}")
@@ -74,5 +77,7 @@ def predict_out_of_fold(
         kinds = {role: probe.kind for role, probe in probes.items()}
         joint = train_joint(collection, labels, split, kinds, config)
         predicted["joint"][test & judged] = joint.predict(collection)[test & judged]
+        plain = train_joint(collection, labels, split, {}, config)
+        features_alone[test & judged] = plain.predict(collection)[test & judged]
         chosen.append({role: kind_line(kind) for role, kind in kinds.items()} | {"head": joint.head.head})
-    return OutOfFold(predicted, tuple(chosen), n_folds)
+    return OutOfFold(predicted, features_alone, tuple(chosen), n_folds)

@@ -6,7 +6,7 @@ It is taught on draft-written steps only, which is what it will judge. Imports t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,10 @@ def train_joint(
     *,
     say: Callable[[str], None] = lambda _: None,
 ) -> TrainedJoint:
-    """Fit every head on the states of `kinds` and all features; keep the best on validation."""
+    """Fit every head on the states of `kinds` and all features; keep the best on validation.
+
+    Without `kinds` it is what the features can say alone: the thing to beat.
+    """
     rows = judged_rows(collection)
     states, share = joined(collection, kinds, FEATURES), labels.target_share
     masks = {part: rows & split.mask(part, collection.problem_ids) for part in ("train", "validation")}
@@ -59,9 +62,9 @@ def train_joint(
         if not mask.any():
             raise ConfigError(f"no step of the draft is left in the {part} part; collect more problems")
     train, validation = (Rows(states[mask], share[mask].astype(np.float32)) for mask in masks.values())
-    fits = fit_all(train, validation, config)
+    fits = fit_all(train, validation, replace(config, heads=config.joint_heads))
     best = min(fits, key=lambda fitted: fitted.validation_mse)
-    say(f"joint {best.head}: validation MSE {best.validation_mse:.4f}")
+    say(f"{'joint' if kinds else 'features alone'}, {best.head}: validation MSE {best.validation_mse:.4f}")
     return TrainedJoint(
         kinds=dict(kinds),
         features=FEATURES,

@@ -19,8 +19,11 @@ def judged_rows(collection: Collection) -> NDArray[np.bool_]:
 
 
 def joined(collection: Collection, kinds: Mapping[Role, StateKind], features: Iterable[str]) -> FloatArray:
-    """One row per sample, as the joint probe's three inputs stand side by side, float32 [n_rows, width]."""
-    parts = [collection.states(role, kinds[role]) for role in ROLES]
+    """One row per sample, as the joint probe's three inputs stand side by side, float32 [n_rows, width].
+
+    A role that `kinds` leaves out is not read.
+    """
+    parts = [collection.states(role, kinds[role]) for role in ROLES if role in kinds]
     parts += [feature_rows(collection, name)[:, None] for name in features]
     return np.concatenate(parts, axis=1).astype(np.float32)
 

@@ -49,6 +49,7 @@ class TrainConfig:
 
     recipe: Recipe = DEFAULT_RECIPE
     heads: tuple[str, ...] = HEADS
+    joint_heads: tuple[str, ...] = HEADS
     hidden: tuple[int, ...] = (256, 64)
     dropout: float = 0.3
     loss: Literal["mse", "bce"] = "mse"
@@ -62,8 +63,9 @@ class TrainConfig:
     n_threads: int = 1
 
     def __post_init__(self) -> None:
-        if not self.heads or not set(self.heads) <= set(HEADS):
-            raise ConfigError(f"heads are {self.heads}; wanted some of {', '.join(HEADS)}")
+        for heads in (self.heads, self.joint_heads):
+            if not heads or not set(heads) <= set(HEADS):
+                raise ConfigError(f"heads are {heads}; wanted some of {', '.join(HEADS)}")
         if self.recipe not in RECIPES:
             raise ConfigError(f"recipe is {self.recipe!r}; wanted {' or '.join(RECIPES)}")
         if self.loss not in LOSSES:
