@@ -18,7 +18,7 @@ from .config import MAX_SEED, ModelConfig, RunConfig, check_seed
 from .engine import Prompts, Speculation
 from .errors import ConfigError, ModelError, ProbeError
 from .modelinfo import ModelInfo
-from .policy import Policy, make_policy
+from .policy import POLICIES, Policy, make_policy
 from .protocols import TapPoint
 from .provenance import fingerprint_file, provenance
 from .rating import Rater
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LANES = 32
+
+_SEMANTIC_PROBS = frozenset(f"{role}_semantic_prob" for role in PROBE_ROLES)
 
 Question = str | Sequence[Mapping[str, str]]
 """A question, or the messages of a conversation, each with `role` and `content`; the last one asks."""
@@ -118,10 +120,14 @@ class Reasoner:
             raise ConfigError(f"policy {self.policy.name} needs a draft; give one with -md, or use --policy never")
         missing = [role for role in self._probe_roles() if role not in self.sources.probes]
         if missing:
+            given = {f"{role}_semantic_prob" for role in self.sources.probes}
+            fitting = [name for name, one in POLICIES.items() if given and given == one.needs & _SEMANTIC_PROBS]
+            other = "a policy without probes, such as loglik-ratio"
+            if fitting:
+                other = f"--policy {fitting[0]}, for the probes given"
             raise ConfigError(
                 f"policy {self.policy.name} needs the {' and the '.join(map(_probe_name, missing))}; "
-                f"give {' and '.join(f'--{role}-probe' for role in missing)}, "
-                "or use a policy without probes, such as loglik-ratio"
+                f"give {' and '.join(f'--{role}-probe' for role in missing)}, or use {other}"
             )
 
     def _check_unused(self) -> None:

@@ -140,6 +140,12 @@ def test_an_unknown_policy_lists_the_known_ones_before_any_file_is_looked_for(ru
     assert all(name in outcome.error for name in POLICIES)
 
 
+def test_probes_of_another_policy_name_the_one_that_reads_them(run, pair, tmp_path):
+    (tmp_path / "p.onnx").write_bytes(b"not opened")
+    outcome = run("hi", *pair, "--target-probe", "p.onnx", "--draft-probe", "p.onnx")
+    assert outcome.code == 2 and "or use --policy semantic-ratio, for the probes given" in outcome.error
+
+
 def test_a_pair_that_is_not_here_names_the_one_command_that_gets_it(run, tmp_path, monkeypatch):
     pretend_shipped(tmp_path / "program", monkeypatch)
     for arguments in ([], ["--pair", "qwen2.5-coder"], ["--policy", "never"]):
@@ -180,7 +186,8 @@ def test_a_truncated_model_is_told_before_it_is_loaded(run, tiny, tmp_path):
 def test_a_probe_that_is_none_is_one_line_and_exit_code_4(run, pair, tmp_path, content):
     if content is not None:
         (tmp_path / "p.onnx").write_bytes(content)
-    outcome = run("hi", *pair, "--target-probe", "p.onnx", "--draft-probe", "p.onnx")
+    probes = ["--target-probe", "p.onnx", "--draft-probe", "p.onnx"]
+    outcome = run("hi", *pair, *probes, "--policy", "semantic-ratio")
     assert outcome.code == 4 and "wanted an ONNX probe" in outcome.error
 
 

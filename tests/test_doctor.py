@@ -311,7 +311,8 @@ def test_a_probe_for_another_quantization_is_a_warning(tmp_path):
     for role in probes:
         assert found[f"{role}-probe"].status == "warn" and "was trained on" in found[f"{role}-probe"].detail
         assert "this model is Q8_0" in found[f"{role}-probe"].detail
-    assert found["draft-probe"].status == "warn" and "there is none" in found["draft-probe"].detail
+    found = checks_of(target=path, draft=pair.draft, probes={"target": probes["target"]})
+    assert found["joint-probe"].status == "warn" and "there is none" in found["joint-probe"].detail
 
 
 @pytest.mark.usefixtures("asked_here")

@@ -134,7 +134,7 @@ def test_a_draft_equal_to_its_target_changes_nothing_at_temperature_0(sources, c
 
 
 def test_a_floor_above_every_ratio_gives_the_target_only_text_at_temperature_0(sources, case):
-    with Reasoner(sources, RunConfig(max_tokens=120, sampling=GREEDY)) as greedy:
+    with Reasoner(sources, RunConfig(policy="semantic-ratio", max_tokens=120, sampling=GREEDY)) as greedy:
         rejected, records = run(greedy, case, threshold=1e9)
         never, _ = run(greedy, case, policy="never")
     assert rejected.text == never.text
@@ -153,15 +153,14 @@ def test_the_same_seed_gives_the_same_trace_twice(reasoner, case):
 
 
 def test_the_default_policy_answers_with_meaning_verified(reasoner, case):
-    """The product's promise in small: finished, boxed, and both probes asked about every proposed step."""
+    """The product's promise in small: finished, boxed, and the probe asked about every proposed step."""
     result, records = run(reasoner, case)
     assert result.stop_reason == "eos"
     assert last_boxed(result.text) == case.answer
     asked = [record for record in records if record.accepted is not None]
     assert asked
     for record in asked:
-        assert 0 <= record.draft_semantic_prob <= 1
-        assert 0 <= record.target_semantic_prob <= 1
+        assert 0 <= record.joint_semantic_prob <= 1
 
 
 def test_a_question_longer_than_the_context_is_refused_with_the_numbers(sources):
