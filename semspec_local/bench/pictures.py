@@ -95,8 +95,8 @@ def bench_page(document: Mapping[str, Any], made: Mapping[str, Figure]) -> str:
     """One page with the table and the pictures; nothing is loaded from elsewhere."""
     settings, cells = document["settings"], table_cells(document["arms"])
     facts = (
-        f"{document['arms'][0]['n_items']} items of {settings['task']} from number {settings['offset']} on, {settings['n_seeds']} "
-        f"seed(s), temperature {settings['config']['sampling']['temperature']:g}; "
+        f"{document['arms'][0]['n_items']} items of {settings['task']} from number {settings['offset']} on, "
+        f"{settings['n_seeds']} seed(s), temperature {settings['config']['sampling']['temperature']:g}; "
         f"{', '.join(document['models'].values())}; "
         f"{document['machine']['cpu']}, {document['machine']['n_cores']} cores."
     )
