@@ -530,6 +530,7 @@ def test_pictures_and_page(bench, tmp_path):
         (["--arms", "target,random@rate-of:target"], "which accepts no steps"),
         (["--task", "gsm8k"], "--data"),
         (["--task", "nothing"], "known are gsm8k"),
+        (["--limit", "2", "sweep"], "got --limit before sweep; wanted options after it"),
     ],
 )
 def test_what_cannot_be_run_is_said_before_anything_is_loaded(bench, arguments, said):

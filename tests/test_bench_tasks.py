@@ -12,7 +12,7 @@ from semspec_local.bench.tasks import TASKS, BenchItem, find_task, load_task, ta
 from semspec_local.bench.world_task import world_items
 from semspec_local.errors import ConfigError
 from semspec_local.jobs.tasks import TASKS as JOB_TASKS
-from semspec_local.lab.collect import read_problems
+from semspec_local.lab.problems import read_problems
 from semspec_local.questions import BOXED
 
 GSM8K = [

@@ -11,15 +11,9 @@ import numpy as np
 import pytest
 
 from semspec_local.errors import ConfigError
-from semspec_local.lab.collect import (
-    CollectConfig,
-    Collector,
-    Problem,
-    made_up_problems,
-    middle_layers,
-    read_problems,
-)
+from semspec_local.lab.collect import CollectConfig, Collector, middle_layers
 from semspec_local.lab.collection import StateKind, read_collection
+from semspec_local.lab.problems import Problem, made_up_problems, read_problems
 from semspec_local.reasoner import Sources
 
 pytest.importorskip("safetensors", reason="the extra packages of the lab are not installed")

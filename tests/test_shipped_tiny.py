@@ -73,7 +73,8 @@ def test_the_probes_are_of_these_files_and_of_whole_problems(probes):
 
 def test_the_joint_probe_tells_good_steps_from_bad_ones(probes, tmp_path):
     pytest.importorskip("safetensors", reason="the extra packages of the lab are not installed")
-    from semspec_local.lab.collect import CollectConfig, Collector, made_up_problems
+    from semspec_local.lab.collect import CollectConfig, Collector
+    from semspec_local.lab.problems import made_up_problems
 
     config = CollectConfig(system="", n_samples=8, n_prefixes=1, post=True, n_threads=1)
     with Collector(tmp_path / "c", Sources.from_pair("tiny"), config, "world") as collector:

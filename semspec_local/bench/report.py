@@ -235,7 +235,6 @@ COLUMNS: dict[str, Show] = {
     "ceiling": _number("ceiling", ".2f"),
     "of ceiling %": _percent("ceiling_share"),
     "first text s": _number("ttft_s", ".2g"),
-    "memory MB": _number("memory_bytes", ".0f", 1e-6),
     "energy J": _number("energy_j", ".0f"),
     "python %": _percent("python_share"),
     "µs/token": _number("overhead_s_per_token", ".0f", 1e6),

@@ -15,7 +15,7 @@ import click
 
 from ..errors import SemspecError
 
-INTERRUPTED = 130
+SOME_FAILED, INTERRUPTED = 3, 130
 
 EPILOG = """\b
 Exit codes: 0 ok; 1 failed while running; 2 usage or configuration; 3 finished, but some items failed;

@@ -26,11 +26,9 @@ from ..jobs.summary import Tally
 from ..jobs.tasks import FREE
 from ..provenance import command_line, fingerprint_file, provenance
 from ..reasoner import MAX_LANES, Reasoner, Sources
-from . import INTERRUPTED
+from . import INTERRUPTED, SOME_FAILED
 from .counting import counting
 from .pair_options import calibrated, model_options, run_configs, set_verbosity, sources_of
-
-SOME_FAILED = 3
 
 
 @click.command()

@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from ..config import ModelConfig, RunConfig, SamplingConfig
+from ..config import RunConfig
 from ..errors import ConfigError
 from ..policy import POLICIES
 from ..provenance import atomic_write, command_line
 from ..trace import json_line
-from . import INTERRUPTED
+from . import INTERRUPTED, SOME_FAILED
 from .counting import counting
-from .options import config_options, configs
-from .pair_options import sources_of
+from .options import configs
+from .pair_options import bench_options, sources_of, with_options
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-SOME_FAILED = 3
 
 _DEFAULT_POLICY = RunConfig().policy
 DEFAULT_ARMS = f"target,draft,{_DEFAULT_POLICY},random@rate-of:{_DEFAULT_POLICY},token-sd@4"
@@ -35,7 +34,7 @@ _ASKED = (
         "--task",
         default="world",
         show_default=True,
-        help="gsm8k, math500, aime24, world (made-up problems, for the embedded pair), or a JSONL file.",
+        help="gsm8k, math500, aime24, world (made-up problems; the pair is tiny then), or a JSONL file.",
     ),
     click.option(
         "--data", type=click.Path(file_okay=False, path_type=Path), help="The folder of the known tasks' files."
@@ -62,25 +61,12 @@ _REPORTED = (
     click.option("--markdown", is_flag=True, help="Print the table as GitHub's markdown."),
 )
 
-_MODELS = (
-    click.option("--pair", help="A pair by name. Default: the default pair; tiny for the task world."),
-    click.option("-m", "--model", "--target", "target", type=_FILE, help="The target, a GGUF file."),
-    click.option("-md", "--model-draft", "--draft", "draft", type=_FILE, help="The draft, a GGUF file."),
-    click.option("--target-probe", type=_FILE, help="The target's probe. Default: the pair's own."),
-    click.option("--draft-probe", type=_FILE, help="The draft's probe. Default: the pair's own."),
-    click.option("--joint-probe", type=_FILE, help="The probe of both. Default: the pair's own."),
-    config_options(RunConfig, only=["max_tokens", "max_step_tokens", "n_prime", "answer_by", "think_budget"]),
-    config_options(SamplingConfig, ModelConfig),
-)
+
+def _options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[F], F]:
+    return lambda command: with_options(command, *(option for group in groups for option in group))
 
 
-def _with(*groups: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
-    def add(command: F) -> F:
-        for option in reversed([option for group in groups for option in group]):
-            command = option(command)
-        return command
-
-    return add
+_MEASURED = (*_ASKED, *_KEPT, *_REPORTED, bench_options)
 
 
 @click.group(invoke_without_command=True)
@@ -91,7 +77,7 @@ def _with(*groups: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
     help="target, draft, POLICY[@threshold], random@rate-of:ARM, token-sd@N, lookup@N, llama-server, "
     "llama-server+draft@N; with commas between them.",
 )
-@_with(_ASKED, _KEPT, _REPORTED, _MODELS)
+@_options(_MEASURED)
 @click.pass_context
 def bench(ctx: click.Context, /, arms: str, **options: Any) -> int | None:
     """Run several arms on the same questions, in turns, and say how fast each was and how often right.
@@ -100,6 +86,9 @@ def bench(ctx: click.Context, /, arms: str, **options: Any) -> int | None:
     standard output is one JSON document.
     """
     if ctx.invoked_subcommand is not None:
+        given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            raise ConfigError(f"got --{given[0]} before {ctx.invoked_subcommand}; wanted options after it")
         return None
     return _measure([name.strip() for name in arms.split(",") if name.strip()], options)
 
@@ -117,7 +106,7 @@ def bench(ctx: click.Context, /, arms: str, **options: Any) -> int | None:
 @click.option(
     "--threshold", "thresholds", type=float, multiple=True, default=SWEEP, show_default=True, help="The thresholds."
 )
-@_with(_ASKED, _KEPT, _REPORTED, _MODELS)
+@_options(_MEASURED)
 def sweep(policies: tuple[str, ...], thresholds: tuple[float, ...], **options: Any) -> int:
     """Run policies over several thresholds, beside target, draft and blind acceptance, and name the best of each.
 
@@ -132,7 +121,7 @@ def sweep(policies: tuple[str, ...], thresholds: tuple[float, ...], **options: A
 
 @bench.command()
 @click.argument("results", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@_with(_REPORTED)
+@_options(_REPORTED)
 def show(results: Path, **options: Any) -> int:
     """Show the results kept in a file again, without measuring anything."""
     from ..bench.results import read_results
@@ -181,6 +170,8 @@ def _measure(arms: list[str], options: dict[str, Any], choose: tuple[str, ...] =
         results.facts["interrupted"] = True
         again = "; the same command goes on" if options["output"] else ""
         click.echo(f"Interrupted; this is what there is{again}.", err=True)
+        if not results.n_trials:
+            return INTERRUPTED
     code = _report(results, options, choose=choose)
     return INTERRUPTED if stopped else code
 

@@ -54,20 +54,27 @@ _COSTS = (config_options(RunConfig, only=["policy"]), config_options(SamplingCon
 
 def model_options(command: F) -> F:
     """Add the options for models, probes and the run."""
-    return _with(command, *_FILES, *_RUN)
+    return with_options(command, *_FILES, *_RUN)
 
 
 def cost_options(command: F) -> F:
     """Add those of these options that change what a token costs."""
-    return _with(command, *_FILES, *_COSTS)
+    return with_options(command, *_FILES, *_COSTS)
 
 
 def loading_options(command: F) -> F:
     """Add those that say which files are loaded, and how."""
-    return _with(command, *_FILES, config_options(ModelConfig))
+    return with_options(command, *_FILES, config_options(ModelConfig))
 
 
-def _with(command: F, *options: Callable[[F], F]) -> F:
+def bench_options(command: F) -> F:
+    """Add those of these options that are the same for every arm of a benchmark."""
+    shared = config_options(RunConfig, only=["max_tokens", "max_step_tokens", "n_prime", "answer_by", "think_budget"])
+    return with_options(command, *_FILES, shared, config_options(SamplingConfig, ModelConfig))
+
+
+def with_options(command: F, *options: Callable[[F], F]) -> F:
+    """Add options, so that help lists them in this order."""
     for option in reversed(options):
         command = option(command)
     return command

@@ -21,7 +21,7 @@ from ..reasoner import Sources
 from .counting import counting
 
 if TYPE_CHECKING:
-    from ..lab.collect import Problem
+    from ..lab.problems import Problem
 
 _SHOWN = {"show_default": True}
 DEFAULT_POLICY = RunConfig().policy
@@ -33,7 +33,7 @@ def say(text: str) -> None:
 
 def problems_of(data: str, limit: int, offset: int) -> tuple[list[Problem], str]:
     """The problems that --data names, and their name."""
-    from ..lab.collect import made_up_problems, read_problems
+    from ..lab.problems import made_up_problems, read_problems
 
     kind, _, seed = data.partition(":")
     if kind == "world" and seed.isdigit():

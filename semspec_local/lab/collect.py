@@ -25,12 +25,11 @@ from ..llama.lanes import Job, LlamaLanes, Trunk
 from ..policy import make_policy
 from ..protocols import ModelStep, Pooling, TapPoint, Window
 from ..provenance import atomic_write, fingerprint_file, provenance
-from ..questions import QUESTION_KEYS, question_of
 from ..reasoner import Reasoner, Sources
 from ..roles import Role
 from ..steps import StepReader
 from .collection import COLLECTION_VERSION, N_PREFIXES, N_SAMPLES, POST, TARGET_ALONE, StateKind
-from .world import problems as world_problems
+from .problems import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -68,15 +67,6 @@ class CollectConfig:
     threshold: float | None = None
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A question; `number` is its line in the data, which its prefixes and seeds are derived from."""
-
-    number: int
-    problem_id: str
-    question: str
-
-
 @dataclass
 class _Prefix:
     """A place to sample from: the prompt and the first `step_index` steps of the target's solution."""
@@ -89,37 +79,6 @@ class _Prefix:
 
     def seed(self, base: int, sample: int, writer: str) -> int:
         return (base * 1_000_003 + self.prefix_id * 4099 + sample * 2 + (writer == "draft")) % 2**31
-
-
-def read_problems(path: Path, limit: int, offset: int = 0) -> list[Problem]:
-    """Problems from a JSONL file whose lines hold one of `QUESTION_KEYS`, numbered by their lines."""
-    problems = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines):
-            if offset <= number < offset + limit:
-                problems.append(Problem(number, f"{path.stem}:{number}", _question(path, number, line)))
-    if not problems:
-        raise ConfigError(f"{path} has no problems at {offset} to {offset + limit}; wanted JSONL lines with a question")
-    return problems
-
-
-def made_up_problems(seed: int, limit: int, offset: int = 0) -> list[Problem]:
-    """Problems of the made world, numbered as `world.problems` numbers them."""
-    found = list(world_problems(seed, offset + limit))[offset:]
-    return [Problem(offset + i, f"world-{seed}:{offset + i}", problem.question) for i, problem in enumerate(found)]
-
-
-def _question(path: Path, number: int, line: str) -> str:
-    try:
-        question = question_of(json.loads(line))
-    except ValueError:
-        question = None
-    if question is None:
-        raise ConfigError(
-            f"{path}, line {number + 1}: got {line.strip()[:60]!r}; wanted a JSON object with a text called "
-            f"{', '.join(QUESTION_KEYS[:-1])} or {QUESTION_KEYS[-1]}"
-        )
-    return question
 
 
 def middle_layers(n_layer: int) -> tuple[int, ...]:
