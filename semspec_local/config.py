@@ -14,6 +14,7 @@ from .errors import ConfigError
 from .roles import Role
 
 AnswerBy = Literal["target", "draft"]
+Overflow = Literal["error", "truncate-left"]
 
 DEFAULT_BOUNDARY = "\n\n"
 """The text that ends a reasoning step: a blank line."""
@@ -67,6 +68,10 @@ class RunConfig:
     max_tokens: int = _option(2048, "Stop after this many committed tokens.")
     answer_by: AnswerBy = _option("target", "Who writes the answer after a model has finished thinking.")
     think_budget: int | None = _option(None, "Close the thinking of a reasoning model after this many tokens.")
+    give_up: bool = _option(True, "Stop drafting in a run where it loses time, by the costs that `costs` measured.")
+    overflow: Overflow = _option(
+        "error", "What becomes of a question that is too long: it is refused, or its beginning is left out."
+    )
     stop: tuple[str, ...] = _option((), "Stop when this text appears; may be given more than once.")
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
@@ -77,6 +82,8 @@ class RunConfig:
                 raise ConfigError(f"{flag} is {getattr(self, name)}; wanted {low} or more")
         if self.answer_by not in ("target", "draft"):
             raise ConfigError(f"--answer-by is {self.answer_by!r}; wanted target or draft")
+        if self.overflow not in ("error", "truncate-left"):
+            raise ConfigError(f"--overflow is {self.overflow!r}; wanted error or truncate-left")
         if self.think_budget is not None and self.think_budget < 0:
             raise ConfigError(f"--think-budget is {self.think_budget}; wanted 0 or more")
         if any(not text for text in self.stop):
@@ -96,6 +103,7 @@ class ModelConfig:
     )
     n_gpu_layers: int = _option(0, "Layers of the target to put on a GPU; -1 puts all.")
     n_gpu_layers_draft: int = _option(0, "Layers of the draft to put on a GPU; -1 puts all.")
+    check_memory: bool = _option(True, "Refuse to load what does not fit into the memory that is free.")
 
     def __post_init__(self) -> None:
         if self.n_ctx < 8:
@@ -107,6 +115,11 @@ class ModelConfig:
         for flag, value in (("-ngl", self.n_gpu_layers), ("-ngld", self.n_gpu_layers_draft)):
             if value < -1:
                 raise ConfigError(f"{flag} is {value}; wanted -1 (all layers) or more")
+
+    @property
+    def gpu_layers(self) -> dict[Role, int]:
+        """Layers of each model on a GPU."""
+        return {"target": self.n_gpu_layers, "draft": self.n_gpu_layers_draft}
 
     @property
     def threads(self) -> dict[Role, int]:

@@ -30,6 +30,9 @@ from .steps import StepReader, carry_for
 from .trace import Origin, StepRecord, StopReason
 from .waiting import WaitingRecords
 
+Pays = Callable[[Counters], bool]
+"""Says, of what was counted so far, whether drafting is worth its time; the first no is the last word in a run."""
+
 Added = dict[Role, list[int]]
 """The token ids of one step, in each model that holds it."""
 
@@ -38,13 +41,14 @@ Added = dict[Role, list[int]]
 class Prompts:
     """The prompt as each model reads it; `thinking` says that it ends inside an opened thinking block.
 
-    `text` is the target's prompt as text, for the record.
+    `text` is the target's prompt as text, for the record; `n_chars_cut` of the question's characters are not in it.
     """
 
     target: Sequence[int]
     draft: Sequence[int] = ()
     thinking: bool = False
     text: str = ""
+    n_chars_cut: int = 0
 
 
 class Speculation:
@@ -61,15 +65,18 @@ class Speculation:
         seed: int,
         probes: Mapping[Role, StepProbe] | None = None,
         joint_probe: JointProbe | None = None,
+        pays: Pays | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.prompts, self.policy, self.config, self.seed = prompts, policy, config, check_seed(seed)
         self._clock = clock
         self.target = Side(target, prompts.target)
-        self.draft = Side(draft, prompts.draft) if draft is not None and policy.drafts else None
+        self.counters = Counters(n_prompt_tokens=len(prompts.target))
+        self._pays, self._gave_up = pays, policy.drafts and pays is not None and not pays(self.counters)
+        drafts = policy.drafts and not self._gave_up
+        self.draft = Side(draft, prompts.draft) if draft is not None and drafts else None
         self.bridge = Bridge(self.draft.model.vocabulary, target.vocabulary) if self.draft is not None else None
         self.prefix = Prefix(opened=prompts.thinking)
-        self.counters = Counters(n_prompt_tokens=len(prompts.target))
         self.stop_reason: StopReason | None = None
         self._probes, self._joint_probe = dict(probes or {}), joint_probe
         self._rater = Rater(target.vocabulary) if "target_rating" in policy.needs else None
@@ -131,8 +138,8 @@ class Speculation:
     def prefill(self) -> None:
         """Both models read the prompt and start their random numbers anew."""
         start = self._clock()
-        for side, seed in zip(self._sides(), self._seeds):
-            side.model.reseed(seed % (MAX_SEED + 1))
+        for side, seed in zip(self.sides(), self._seeds):
+            side.model.reseed(seed % (MAX_SEED + 1), self.config.sampling)
             side.model.prefill(side.prompt)
         self.counters.prefill_s = self._clock() - start
 
@@ -142,6 +149,8 @@ class Speculation:
             return "think_budget"
         if self.prefix.answering:
             return "answer_phase"
+        if self._gives_up():
+            return "no_gain"
         if self.draft is None:
             return "no_draft"
         return "priming" if self.prefix.n_steps < self.config.n_prime else None
@@ -149,7 +158,7 @@ class Speculation:
     def propose(self) -> Candidate:
         """The draft writes a candidate step."""
         draft = self._draft
-        reader = self._reader([draft] if self.bridge and not self.bridge.identical else self._sides())
+        reader = self._reader([draft] if self.bridge and not self.bridge.identical else self.sides())
         start = self._clock()
         step = draft.model.propose(reader, logprobs="draft_logprobs" in self._needs)
         seconds = self._clock() - start
@@ -200,7 +209,7 @@ class Speculation:
         if reason == "answer_phase":
             role = self._answer_role()
         writer = self._draft if role == "draft" else self.target
-        reader = self._reader([side for side in self._sides() if side.active])
+        reader = self._reader([side for side in self.sides() if side.active])
         start = self._clock()
         step = writer.model.propose(reader)
         written = self._clock()
@@ -237,7 +246,7 @@ class Speculation:
     def rollback(self) -> None:
         """Both models forget what is not committed, also when one of them fails."""
         with ExitStack() as stack:
-            for side in self._sides():
+            for side in self.sides():
                 stack.callback(side.rollback)
 
     # -- helpers ------------------------------------------------------------------------------------
@@ -247,19 +256,26 @@ class Speculation:
         assert self.draft is not None
         return self.draft
 
-    def _sides(self) -> list[Side]:
+    def sides(self) -> list[Side]:
+        """The target, and the draft where there is one."""
         return [self.target] + ([self.draft] if self.draft is not None else [])
 
     def _roles(self) -> list[tuple[Role, Side]]:
         """The sides that take part in the next step, by role."""
-        return [(role, side) for role, side in zip(ROLES, self._sides()) if side.active]
+        return [(role, side) for role, side in zip(ROLES, self.sides()) if side.active]
 
     def _answer_role(self) -> Role:
         """Who writes the answer; the other model is not needed any more, and reads no further."""
-        role: Role = "draft" if self.config.answer_by == "draft" and self.draft is not None else "target"
+        role: Role = "draft" if self.config.answer_by == "draft" and self.draft and self.draft.active else "target"
         for other, side in self._roles():
             side.active = other == role
         return role
+
+    def _gives_up(self) -> bool:
+        """Is drafting not worth its time? Then the draft reads no further."""
+        if self.draft is not None and not self._gave_up and self._pays is not None and not self._pays(self.counters):
+            self._gave_up, self.draft.active = True, False
+        return self._gave_up
 
     @property
     def _budget(self) -> int:
@@ -371,7 +387,7 @@ class Speculation:
             return
         elif self._budget <= 0:
             self.stop_reason = "budget"
-        elif min(side.room for side in self._sides() if side.active) <= 0:
+        elif min(side.room for side in self.sides() if side.active) <= 0:
             self.stop_reason = "context_full"
 
     def _release(self) -> Iterator[StepRecord]:
@@ -383,7 +399,7 @@ class Speculation:
         """A stop string began this many bytes before the end of the committed text: take them and their tokens off."""
         self.prefix.data = self.prefix.data[: len(self.prefix.data) - n_bytes]
         dropped: dict[Role, int] = {}
-        for role, side in zip(ROLES, self._sides()):
+        for role, side in zip(ROLES, self.sides()):
             n_before = len(side.committed)
             side.cut(len(self.prefix.data))
             dropped[role] = n_before - len(side.committed)

@@ -15,6 +15,9 @@ Messages say what was given, what was wanted, and what to do.
 
 from __future__ import annotations
 
+NOT_AS_WRITTEN = (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError)
+"""What reading JSON of another shape than expected may raise: missing keys, other types, endless nesting, infinity."""
+
 
 class SemspecError(Exception):
     """Root of all errors raised on purpose; `exit_code` is what the command line returns for it."""

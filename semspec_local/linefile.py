@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError, SemspecError
+from .errors import NOT_AS_WRITTEN, ConfigError, SemspecError
 from .provenance import atomic_write
 from .trace import json_line
 
@@ -73,7 +73,7 @@ class LineFile:
         for number, line in enumerate(whole.splitlines(keepends=True), start=1):
             try:
                 stays = self._take_up(json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except NOT_AS_WRITTEN:
                 raise ConfigError(
                     f"{self.path}, line {number}: no output of a {self._kind}; move the file away, or choose another -o"
                 ) from None
@@ -122,7 +122,7 @@ def check_manifest(path: Path, manifest: Mapping[str, Any], *, kind: str, force:
             f"{path} exists, and {beside.name} beside it does not: it cannot be told what made it; choose another -o, "
             "or add --force to go on in it"
         ) from None
-    except (ValueError, KeyError, TypeError):
+    except NOT_AS_WRITTEN:
         raise ConfigError(f"{beside} is no manifest of a {kind}; choose another -o, or add --force") from None
     if changed:
         raise ConfigError(

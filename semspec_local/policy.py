@@ -47,12 +47,15 @@ Reason = Literal[
     "answer_phase",
     "think_budget",
     "no_draft",
+    "no_gain",  # drafting costs more time here than it saves
 ]
 """Why a step was accepted, rejected or written: a closed set of codes, as they stand in a trace."""
 
 _T = TypeVar("_T")
 
 _RATINGS = (0.0, 9.0)
+
+SCORE_NOISE = 0.01
 
 _ROUNDING = 1e-3
 """A log-probability may exceed 0 by this much, from float32 sums over a large vocabulary."""
@@ -112,6 +115,8 @@ class Policy(ABC):
     threshold_range: ClassVar[tuple[float, float]] = (0.0, sys.float_info.max)
     lossless: ClassVar[bool] = False
     """Whether the target's own distribution of text is kept."""
+    noise: ClassVar[float] = SCORE_NOISE
+    """Scores that differ by less may be of the same step, read in batches of another shape or on another machine."""
     drafts: ClassVar[bool] = True
     """Whether the draft is used at all; if not, the target writes every step."""
 
@@ -127,6 +132,10 @@ class Policy(ABC):
         draw = float(rng.random())
         _check_scores(self.name, scores, self.needs)
         return self._rule(scores, draw)
+
+    def is_near(self, score: float | None, threshold: float | None) -> bool:
+        """Might a step with this score have been decided otherwise elsewhere?"""
+        return score is not None and threshold is not None and abs(score - threshold) < self.noise
 
     def chance(self, scores: StepScores) -> float:
         """The probability with which `decide` accepts, to within 1/1024: an acceptance never turns on a larger draw."""
@@ -273,6 +282,7 @@ class SpecReason(Policy):
     needs = frozenset({"target_rating"})
     default_threshold = 7.0
     threshold_range = _RATINGS
+    noise = 0.0  # ratings are whole numbers
 
     def _rule(self, scores: StepScores, draw: float) -> Decision:
         return self._by_score(_known(scores.target_rating))
@@ -284,6 +294,7 @@ class RandomRate(Policy):
     name = "random"
     summary = "Accept at random at the threshold's rate, whatever the step says: a control to compare others with."
     default_threshold = 0.5
+    noise = 0.0  # the same draws everywhere
     threshold_range = (0.0, 1.0)
 
     def _rule(self, scores: StepScores, draw: float) -> Decision:

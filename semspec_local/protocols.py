@@ -13,6 +13,7 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from .config import SamplingConfig
 from .roles import Role as Role
 from .steps import StepReader
 
@@ -130,8 +131,8 @@ class StepModel(Protocol):
         """Start over with these tokens, at least one, as the whole cache."""
         ...
 
-    def reseed(self, seed: int) -> None:
-        """Restart the sampler's random numbers."""
+    def reseed(self, seed: int, sampling: SamplingConfig | None = None) -> None:
+        """Restart the sampler's random numbers; `sampling` says how to draw from now on, None: as before."""
         ...
 
     def propose(self, reader: StepReader, *, logprobs: bool = False) -> ModelStep:

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import MAX_SEED, ModelConfig, RunConfig, check_seed
-from .engine import Prompts, Speculation
+from .engine import Pays, Prompts, Speculation
 from .errors import ConfigError, ModelError, ProbeError
 from .modelinfo import ModelInfo
 from .policy import POLICIES, Policy, make_policy
+from .prompting import Prompting, Question
 from .protocols import TapPoint
 from .provenance import fingerprint_file, provenance
 from .rating import Rater
+from .remarks import remarks_of
 from .result import RunResult, result_of
 from .roles import PROBE_ROLES, ROLES, ProbeRole, Role
+from .trace import StepRecord
 
 if TYPE_CHECKING:
-    from .llama.chat import Prompt
     from .llama.model import LlamaModel
     from .llama.session import LlamaStepModel
     from .probes import OnnxJointProbe, OnnxProbe
@@ -36,9 +38,6 @@ logger = logging.getLogger(__name__)
 MAX_LANES = 32
 
 _SEMANTIC_PROBS = frozenset(f"{role}_semantic_prob" for role in PROBE_ROLES)
-
-Question = str | Sequence[Mapping[str, str]]
-"""A question, or the messages of a conversation, each with `role` and `content`; the last one asks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +99,11 @@ class Reasoner:
         self.models = models or ModelConfig()
         self.policy = make_policy(self.config.policy, self.config.threshold)
         self._check_sources()
-        if n_lanes != 1:
-            self._check_memory()
+        self._check_memory()
         self.warnings: list[str] = []
+        self.probe_warnings: list[str] = []
+        self.pays: Pays | None = None
+        """Set by who knows what drafting costs here, for models that one run has to itself; None always drafts."""
         with ExitStack() as stack:
             self._load(stack)
             self._stack = stack.pop_all()
@@ -156,16 +157,17 @@ class Reasoner:
         self.probes: dict[Role, OnnxProbe] = {}
         self.joint_probe: OnnxJointProbe | None = None
         self.hub = Hub()
-        self._chats: dict[Role, ChatTemplate] = {}
-        layers = {"target": self.models.n_gpu_layers, "draft": self.models.n_gpu_layers_draft}
+        chats: dict[Role, ChatTemplate] = {}
         models = {}
         for role in self._used_roles():
             path = self.sources.path(role)
             assert path is not None
-            models[role] = stack.enter_context(LlamaModel(path, n_gpu_layers=layers[role]))
+            models[role] = stack.enter_context(LlamaModel(path, n_gpu_layers=self.models.gpu_layers[role]))
             self.infos[role] = models[role].info()
         if "target_rating" in self.policy.needs:
             Rater(models["target"].vocabulary)  # raises before the first question where it cannot
+        if len({model.vocabulary.fingerprint for model in models.values()}) > 1:
+            self._warn("draft and target have different vocabularies, so steps are carried between them as text")
         self._load_probes()
         self.policy = self._make_policy(self.config)
         self.n_lanes = self.n_lanes or self._best_lanes(models["target"])
@@ -176,6 +178,7 @@ class Reasoner:
             if n_ctx < self.models.n_ctx != ModelConfig().n_ctx:  # nobody asked for the default
                 self._warn(f"the {role} was trained for {n_ctx:,} tokens of context; that is what it gets")
             n_threads = self.models.threads[role]
+            logger.info("%s: %s, a context of %s tokens, %d threads", role, model.path.name, f"{n_ctx:,}", n_threads)
             settings: dict[str, Any] = {"n_ctx": n_ctx, "n_threads": n_threads, "taps": self._taps(role)}
             if self.n_lanes == 1:
                 alone = LlamaStepModel(model, sampling=self.config.sampling, **settings)
@@ -184,17 +187,21 @@ class Reasoner:
                 context = stack.enter_context(LlamaContext(model, n_seq_max=self.n_lanes, **settings))
                 for number, lane in enumerate(self._lanes):
                     lane[role] = stack.enter_context(LaneStepModel(context, number, self.hub, self.config.sampling))
-            self._chats[role] = ChatTemplate(model)
+            chats[role] = ChatTemplate(model)
+        self._prompting = Prompting(chats, self._models, self.sources.system)
 
     def _check_memory(self) -> None:
-        """Many lanes take much memory; said before anything is loaded."""
-        from .llama.memory import check_fits, lanes_that_fit
+        """Said before anything is loaded: llama.cpp ends the process, or the machine crawls, where memory runs out."""
+        from .llama.memory import Plan
 
-        n_ctx = self.models.n_ctx
-        paths = {role: path for role in self._used_roles() if (path := self.sources.path(role)) is not None}
-        if self.n_lanes > 1:
-            check_fits(paths, n_ctx, self.n_lanes)
-        self._most_lanes = min(self.max_lanes, lanes_that_fit(paths, n_ctx, self.max_lanes))
+        plan = Plan(
+            paths={role: path for role in self._used_roles() if (path := self.sources.path(role)) is not None},
+            n_ctx=self.models.n_ctx,
+            n_gpu_layers=self.models.gpu_layers,
+        )
+        if self.models.check_memory:
+            plan.check(max(1, self.n_lanes))
+        self._most_lanes = min(self.max_lanes, plan.lanes_that_fit(self.max_lanes)) if self.n_lanes == 0 else 1
 
     def _best_lanes(self, target: LlamaModel) -> int:
         """As many lanes as lower the cost of a token, and as fit."""
@@ -217,7 +224,8 @@ class Reasoner:
         if "joint" in self._probe_roles():
             self.joint_probe = load_joint_probe(self.sources.probes["joint"], known)
         loaded = [*self.probes.values(), *([self.joint_probe] if self.joint_probe is not None else [])]
-        for warning in (warning for probe in loaded for warning in probe.warnings):
+        self.probe_warnings += [warning for probe in loaded for warning in probe.warnings]
+        for warning in self.probe_warnings:
             self._warn(warning)
 
     def _taps(self, role: Role) -> list[TapPoint]:
@@ -252,61 +260,40 @@ class Reasoner:
     ) -> Speculation:
         """A run over one question, or over messages with role and content, ready to be iterated.
 
-        `system` None takes the pair's own message, "" none at all. Another `config` must sample as the loaded one
-        does, and must not need models or probes that were not loaded. Runs on different lanes may go on at once, each
-        as work of `hub`.
+        `system` None takes the pair's own message, "" none at all. Another `config` must not need models or probes that
+        were not loaded. Runs on different lanes may go on at once, each as work of `hub`.
         """
         config = config or self.config
-        if config.sampling != self.config.sampling:
-            raise ConfigError("sampling is chosen when the models are loaded; load them again to sample otherwise")
         policy = self._policy_for(config)
         return Speculation(
-            self.prompts(question, system=system, template_options=template_options),
+            self.prompts(question, system=system, template_options=template_options, config=config),
             target=self._lanes[lane]["target"],
             draft=self._lanes[lane].get("draft"),
             policy=policy,
             config=config,
             probes=self.probes,
             joint_probe=self.joint_probe if "joint_semantic_prob" in policy.needs else None,
+            pays=self.pays if config.give_up else None,
             seed=check_seed(seed),
         )
 
     def prompts(
-        self, question: Question, *, system: str | None = None, template_options: Mapping[str, Any] | None = None
+        self,
+        question: Question,
+        *,
+        system: str | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        config: RunConfig | None = None,
     ) -> Prompts:
         """The question as a run reads it, for who runs something else on the loaded models."""
-        rendered = self._rendered(question, system, dict(template_options or {}))
-        return Prompts(
-            target=rendered["target"].tokens,
-            draft=rendered["draft"].tokens if "draft" in rendered else (),
-            thinking=rendered["target"].thinking,
-            text=rendered["target"].text,
+        return self._prompting.prompts(
+            question, system=system, options=template_options or {}, config=config or self.config
         )
 
     @property
     def step_models(self) -> Mapping[Role, LlamaStepModel]:
         """The loaded models by role; they belong to this pair, and to one run at a time."""
         return self._models
-
-    def _rendered(self, question: Question, system: str | None, options: dict[str, Any]) -> dict[Role, Prompt]:
-        """The question as each model reads it, with the template options that its own template knows."""
-        messages = [{"role": "user", "content": question}] if isinstance(question, str) else [*map(dict, question)]
-        if not messages or not messages[-1]["content"].strip():
-            raise ConfigError("the question is empty; wanted some text")
-        system = self.sources.system if system is None else system
-        if system and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": system})
-        known = {role: chat.options for role, chat in self._chats.items()}
-        if unknown := sorted(set(options) - set().union(*known.values())):
-            names = ", ".join(sorted(set().union(*known.values()))) or "none"
-            raise ConfigError(f"no chat template here has the option {', '.join(unknown)}; known: {names}")
-        rendered = {
-            role: chat.render(messages, {name: value for name, value in options.items() if name in known[role]})
-            for role, chat in self._chats.items()
-        }
-        for role, prompt in rendered.items():
-            self._models[role].check_prompt(prompt.tokens)
-        return rendered
 
     def _make_policy(self, config: RunConfig) -> Policy:
         """The policy of a configuration; without a threshold, what the probe was calibrated to, or the policy's own."""
@@ -328,8 +315,14 @@ class Reasoner:
         """Run one question to its end; `seed` None chooses one, which the result names."""
         seed = new_seed() if seed is None else seed
         speculation = self.start(question, seed=seed, **options)
-        records = list(speculation)
-        return result_of(speculation, records)
+        return self.result(speculation, list(speculation))
+
+    def result(
+        self, speculation: Speculation, records: list[StepRecord], *, c_t_alone: float | None = None
+    ) -> RunResult:
+        """The result of a run of this pair, with what should be said about it (see `remarks`)."""
+        remarks = remarks_of(speculation, records, probe_warnings=self.probe_warnings, c_t_alone=c_t_alone)
+        return result_of(speculation, records, remarks)
 
     def header(self, question: str, speculation: Speculation, *, argv: list[str] | None = None) -> dict[str, Any]:
         """What a trace says of a run before its first step; `prompt` is the whole text that the target reads."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from .answer import final_answer
 from .engine import Speculation
+from .remarks import Remark
 from .trace import StepRecord
 
 
@@ -26,7 +28,7 @@ class RunResult:
         return asdict(self)
 
 
-def result_of(speculation: Speculation, records: list[StepRecord]) -> RunResult:
+def result_of(speculation: Speculation, records: list[StepRecord], remarks: Sequence[Remark] = ()) -> RunResult:
     """The result of a run that has ended, or was broken off."""
     counters = speculation.counters
     reasoning, rest = speculation.prefix.split()
@@ -42,12 +44,12 @@ def result_of(speculation: Speculation, records: list[StepRecord]) -> RunResult:
             "completion_tokens": n_tokens,
             "total_tokens": counters.n_prompt_tokens + n_tokens,
         },
-        stats=stats_of(speculation, records),
+        stats=stats_of(speculation, records, remarks),
     )
 
 
-def stats_of(speculation: Speculation, records: list[StepRecord]) -> dict[str, Any]:
-    """Counters, rates, and the range of the semantic probabilities; None for what is unknown."""
+def stats_of(speculation: Speculation, records: list[StepRecord], remarks: Sequence[Remark]) -> dict[str, Any]:
+    """Counters, rates, remarks, and the range of the semantic probabilities; None for what is unknown."""
     counters = speculation.counters
     fields = {name: value for name, value in vars(counters).items() if not name.startswith("_")}
     return {
@@ -57,6 +59,8 @@ def stats_of(speculation: Speculation, records: list[StepRecord]) -> dict[str, A
         "policy": speculation.policy.name,
         "threshold": speculation.policy.threshold,
         "speculated": counters.n_proposed_steps > 0,
+        "n_prompt_chars_cut": speculation.prompts.n_chars_cut,
+        "remarks": [remark.to_json() for remark in remarks],
         "draft_semantic_prob_range": _range(records, "draft_semantic_prob"),
         "target_semantic_prob_range": _range(records, "target_semantic_prob"),
         "joint_semantic_prob_range": _range(records, "joint_semantic_prob"),

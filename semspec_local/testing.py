@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from .config import SamplingConfig
 from .protocols import FloatArray, ModelStep, StepStates, TapPoint
 from .roles import Role
 from .steps import StepReader
@@ -77,8 +78,8 @@ class ScriptedModel:
         """The text of everything in the cache."""
         return b"".join(map(self.vocabulary.piece, self.tokens)).decode(errors="replace")
 
-    def reseed(self, seed: int) -> None:
-        self.seed = seed
+    def reseed(self, seed: int, sampling: SamplingConfig | None = None) -> None:
+        self.seed, self.sampling = seed, sampling
 
     def prefill(self, tokens: Sequence[int]) -> None:
         self.calls.append(("prefill", self.n_past))

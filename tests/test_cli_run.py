@@ -73,6 +73,7 @@ def pair(tiny: Callable[[str], Path]) -> list[object]:
 # -- asked wrongly: exit code 2, one line, nothing on stdout, no model needed ---------------------------
 
 
+@pytest.mark.case(49)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -227,6 +228,7 @@ def test_json_is_one_line_with_these_keys(run, pair, policy):
     assert stats["n_accepted_steps"] == stats["n_proposed_steps"] or policy != "always"
 
 
+@pytest.mark.case(48)
 def test_quiet_says_nothing_but_the_text(run, pair):
     outcome = run("hi", *pair, "--policy", "always", "-q")
     assert (outcome.code, outcome.err) == (0, "")
@@ -254,6 +256,7 @@ def test_stats_and_rejected_steps_go_to_stderr(run, pair):
     assert outcome.err.count(" committed ") == stats["n_steps"]
 
 
+@pytest.mark.case(42)
 def test_a_seed_nobody_gave_is_printed_and_gives_the_same_again(run, pair):
     options = [option for option in pair if option not in ("-s", 7)]
     first = run("hi", *options, "--policy", "loglik-ratio", "--json", "--temp", 2)
@@ -330,6 +333,7 @@ def test_a_trace_replaces_a_trace_and_nothing_else(run, pair, tmp_path):
     assert len(read_trace(tmp_path / "t.jsonl").steps) >= 1
 
 
+@pytest.mark.case(49)
 def test_a_missing_file_is_refused_although_the_policy_does_not_need_it(run, pair):
     assert run("hi", *pair[:2], "-md", "missing.gguf", "--policy", "never").code == 4
     assert run("hi", *pair, "--target-probe", "missing.onnx", "--policy", "never").code == 4
@@ -444,6 +448,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("endless") / "endless.gguf", seed=5, n_ctx_train=1_000_000)
 
 
+@pytest.mark.case(46)
 @pytest.mark.skipif(sys.platform == "win32", reason="signals to a process are a matter of POSIX")
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_ctrl_c_ends_with_130_and_keeps_text_and_trace(endless, tmp_path, as_json):

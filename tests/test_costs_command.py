@@ -17,8 +17,10 @@ from semspec_local.bench.cost_store import cost_key, store_costs, stored_costs
 from semspec_local.bench.machine import cpu_name, load_average, n_cores
 from semspec_local.bench.measure_costs import N_READ, loaded_facts, measure_costs
 from semspec_local.bench.pair_costs import Loaded, PairCosts
+from semspec_local.bench.pays import MIN_STEPS, DraftingPays
 from semspec_local.cli import _run
 from semspec_local.config import ModelConfig, RunConfig, SamplingConfig
+from semspec_local.metrics import Counters
 from semspec_local.provenance import fingerprint_file, known_sha256
 from semspec_local.reasoner import Reasoner, Sources
 from semspec_local.resources import cache_dir
@@ -304,7 +306,7 @@ def test_a_batch_says_what_speculation_brought(command, questions, tmp_path):
     assert "speculation: " in (gained := summary("--policy", "always")) and "1e+06 ms a token" in gained
     assert "measured while the machine was busy" not in gained
     store_costs(key, replace(COSTS, c_t_alone=1e-9, spread=2.0))
-    lost = summary("--policy", "always")
+    lost = summary("--policy", "always", "--no-give-up")
     assert "speculation lost time: 0.00 times" in lost and "try --policy never" in lost
     assert "measured while the machine was busy" in lost
     assert "speculation" not in summary("--policy", "never")
@@ -317,3 +319,43 @@ def test_a_run_says_it_in_one_field(command):
     store_costs(cost_key(Sources.from_pair("tiny"), ModelConfig(n_threads=1)), COSTS)
     assert "times the target's speed alone, as measured; " in command(*words)[2]
     assert "the target's speed alone" not in command(*words, "--policy", "never")[2]
+
+
+# -- who gives up ---------------------------------------------------------------------------------------
+
+
+def counted(n_steps: int, n_accepted: int) -> Counters:
+    counters = Counters(n_proposed_steps=n_steps, n_accepted_steps=n_accepted)
+    counters.n_draft_tokens_proposed, counters.n_draft_tokens_accepted = 10 * n_steps, 10 * n_accepted
+    return counters
+
+
+def test_drafting_pays_above_the_break_even_and_is_judged_by_enough_steps():
+    break_even = COSTS.at_step(10).break_even(COSTS.c_t_alone)
+    assert 0 < break_even < 1
+    pays = DraftingPays(COSTS)
+    assert pays(Counters()) and all(pays(counted(n, 0)) for n in range(MIN_STEPS))
+    for n in (MIN_STEPS, 20, 99):
+        assert [pays(counted(n, accepted)) for accepted in range(n + 1)] == [
+            accepted / n >= break_even for accepted in range(n + 1)
+        ]
+
+
+def test_what_cannot_pay_at_any_acceptance_is_given_up_at_once():
+    assert not DraftingPays(replace(COSTS, c_t_alone=0.5))(Counters())
+    assert DraftingPays(PairCosts())(counted(99, 0)), "of unknown costs nothing is foretold"
+
+
+def test_a_run_and_a_batch_give_up_by_measured_costs_unless_told_otherwise(command, questions, tmp_path):
+    key = cost_key(Sources.from_pair("tiny"), ModelConfig(n_threads=1))
+    store_costs(key, replace(COSTS, c_t_alone=0.5))
+    run = ("run", *TINY, "--seed", "1", "--policy", "always", "-n", "60", questions.read_text())
+    stats = json.loads(command(*run, "--json")[1])["stats"]
+    assert stats["n_tokens_by_draft"] == 0 and [one["kind"] for one in stats["remarks"]] == ["gave_up"]
+    assert "--no-give-up" in command(*run)[2]
+    assert json.loads(command(*run, "--json", "--no-give-up")[1])["stats"]["n_tokens_by_draft"] > 0
+    out = tmp_path / "out.jsonl"
+    code, _, err = command("batch", questions, "-o", out, *TINY, "--lanes", "1", "--policy", "always")
+    assert code == 0 and "gave_up 1" in err
+    store_costs(key, replace(COSTS, c_t_alone=0.5, spread=2.0))
+    assert json.loads(command(*run, "--json")[1])["stats"]["n_tokens_by_draft"] > 0, "noisy costs decide nothing"

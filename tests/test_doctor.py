@@ -220,6 +220,7 @@ def test_a_file_that_is_no_model(tmp_path, tiny, content, words):
         assert found["smoke"].status == "fail" and "not tried" in found["smoke"].detail
 
 
+@pytest.mark.case(53)
 @pytest.mark.usefixtures("asked_here")
 def test_a_model_that_was_cut_off(tmp_path, tiny):
     path = tmp_path / "cut.gguf"

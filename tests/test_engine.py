@@ -33,7 +33,9 @@ class FakeClock:
         return self.now
 
 
-def speculation(target, draft, policy="always", threshold=None, probes=(0.5, 0.5), seed=7, thinking=False, **config):
+def speculation(
+    target, draft, policy="always", threshold=None, probes=(0.5, 0.5), seed=7, thinking=False, pays=None, **config
+):
     return Speculation(
         Prompts(PROMPT, PROMPT, thinking),
         target=target,
@@ -42,6 +44,7 @@ def speculation(target, draft, policy="always", threshold=None, probes=(0.5, 0.5
         config=RunConfig(policy=policy, **config),
         probes={"draft": ConstantProbe(probes[0]), "target": ConstantProbe(probes[1])},
         seed=seed,
+        pays=pays,
         clock=FakeClock(),
     )
 
@@ -119,6 +122,7 @@ def test_a_rejected_step_is_written_by_the_target_and_read_by_the_draft():
     assert loop.counters.accepted_run_lengths == {0: 2}
 
 
+@pytest.mark.case(12)
 def test_an_end_of_generation_inside_a_drafted_step_ends_everything_there():
     target, draft = ScriptedModel(["one\n\n"]), ScriptedModel(["Answer: 4" + END + "\nNext question"])
     loop, _ = run(target, draft)
@@ -140,6 +144,7 @@ def test_a_draft_that_wants_to_stop_at_once_leaves_the_word_to_the_target():
     assert loop.counters.n_proposed_steps == 0
 
 
+@pytest.mark.case(14)
 @pytest.mark.parametrize("max_tokens", [1, 4, 5, 6, 11, 12])
 @pytest.mark.parametrize("policy", ["always", "never", "semantic-ratio", "specreason"])
 def test_the_budget_is_exact(max_tokens, policy):
@@ -151,6 +156,7 @@ def test_the_budget_is_exact(max_tokens, policy):
     assert "".join(r.text for r in records if r.committed) == loop.text
 
 
+@pytest.mark.case(35)
 @pytest.mark.parametrize(("target_ctx", "draft_ctx"), [(20, 99), (99, 20), (20, 20)])
 @pytest.mark.parametrize("policy", ["always", "semantic-ratio", "specreason"])
 def test_a_full_context_ends_the_run_at_its_last_token(target_ctx, draft_ctx, policy):
@@ -208,6 +214,7 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_other_decisions():
     assert [r.accepted for r in trace(1)] != [r.accepted for r in trace(2)]
 
 
+@pytest.mark.case(1)
 def test_different_vocabularies_meet_in_the_text():
     target = ScriptedModel(["one\n\n"], vocabulary=Pairs("pairs"))
     draft = ScriptedModel(["歪 two\n\n", "three" + END])
@@ -238,6 +245,7 @@ def test_the_thinking_budget_forces_the_close():
     assert loop.counters.n_tokens_forced == len("\n</think>\n\n")
 
 
+@pytest.mark.case(21)
 def test_a_model_that_opens_its_thinking_itself_is_a_thinking_model():
     loop, _ = run(ScriptedModel(["<think>\nhm\n\n", "yes</think>", "4" + END]), None, "never")
     assert loop.prefix.split() == ("hm\n\nyes", "4")
@@ -399,6 +407,7 @@ def test_a_vocabulary_without_digits_cannot_be_asked():
         speculation(ScriptedModel(STEPS, vocabulary=Pairs("pairs")), ScriptedModel(STEPS), "specreason")
 
 
+@pytest.mark.case(14)
 def test_counters_agree_with_the_trace_and_times_are_the_clocks():
     loop, records = run(
         ScriptedModel(lambda t: "tt\n\n"), ScriptedModel(lambda t: "d\n\n"), "random", 0.5, max_tokens=60
@@ -619,3 +628,33 @@ def test_whatever_is_written_text_counts_and_caches_agree(
         assert not any(s in loop.text for s in stop)
     assert np.isfinite(loop.counters.wall_s)
     assert replace(loop.counters).n_steps == sum(r.committed for r in records)
+
+
+# -- drafting that does not pay -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize(("policy", "threshold"), [("always", None), ("random", 0.0)])
+def test_where_drafting_does_not_pay_the_target_writes_the_rest_alone(after, policy, threshold):
+    target, draft = ScriptedModel([*STEPS[:3], *STEPS]), ScriptedModel([*STEPS[1:], *STEPS])
+    loop, records = run(target, draft, policy, threshold, pays=lambda counters: counters.n_proposed_steps < after)
+    judged = [record for record in records if record.accepted is not None]
+    assert len(judged) == after and loop.stop_reason == "eos"
+    rest = records[records.index(judged[-1]) + 1 :] if judged else records
+    assert {record.reason for record in rest} <= {"no_gain", "rejected"}
+    assert rest[-1].reason == "no_gain" and {record.origin for record in rest} == {"target"}
+    assert (draft.calls == []) == (after == 0), "a draft that cannot pay does not even read the prompt"
+
+
+def test_whether_drafting_pays_is_not_asked_after_a_no():
+    asked: list[int] = []
+    pays = lambda counters: asked.append(counters.n_proposed_steps) or len(asked) < 3  # noqa: E731
+    _, records = run(ScriptedModel(STEPS), ScriptedModel(STEPS[1:]), "always", pays=pays)
+    assert len(asked) == 3 and records[-1].reason == "no_gain"
+
+
+def test_a_draft_that_was_given_up_does_not_answer():
+    target = ScriptedModel(["<think>a\n\n", "b\n\n", "</think>\n\n", "done" + END])
+    loop, records = run(target, ScriptedModel(["x\n\n"]), "always", answer_by="draft", pays=lambda counters: False)
+    assert {record.origin for record in records} == {"target"}
+    assert loop.text.endswith("done")

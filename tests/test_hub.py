@@ -147,6 +147,7 @@ def answers(asked, policy: str, n_lanes: int, temperature: float):
     return {item.id: (item.text, item.seed, item.stats["n_accepted_steps"]) for item in found}
 
 
+@pytest.mark.case(44)
 @pytest.mark.parametrize(
     "policy", ["never", "loglik-ratio", "semantic-joint", "semantic-ratio", "specreason", "always"]
 )

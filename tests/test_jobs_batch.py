@@ -124,6 +124,7 @@ def test_order_is_that_of_the_input(tmp_path):
 # -- records --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case(40)
 def test_an_openai_line_says_the_same_in_both_places():
     good = record("a", reasoning="Hm.", usage={"total_tokens": 3}).to_json("openai", "m")
     assert good["error"] is None and good["response"]["status_code"] == 200
@@ -140,6 +141,7 @@ def test_an_openai_line_says_the_same_in_both_places():
         assert bad["error"]["message"] == bad["response"]["body"]["error"]["message"] == "no"
 
 
+@pytest.mark.case(44)
 def test_seeds_depend_on_the_job_and_the_id_alone():
     a, b = (jobs.Item(item_id, 1, ()) for item_id in ("a", "b"))
     assert item_seed(1, a) == item_seed(1, jobs.Item("a", 99, ())) != item_seed(1, b)
@@ -172,6 +174,8 @@ def test_the_number_of_an_answer(text, answer):
 # -- whole jobs -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.case(38)
+@pytest.mark.case(49)
 def test_a_job_with_good_and_bad_lines(questions, tmp_path):
     with questions.open("a") as file:
         file.write('[1]\n\n{"id": "off", "prompt": "Hm?", "semspec": {"policy": "nope"}}\n')
@@ -210,6 +214,8 @@ def test_the_input_may_not_change_between_two_runs(questions, tmp_path):
     assert batch(questions, "-o", questions, *QUICK).returncode == 2
 
 
+@pytest.mark.case(37)
+@pytest.mark.case(44)
 @pytest.mark.slow
 def test_killed_again_and_again_it_finishes_every_item_once(tmp_path):
     source, whole, out = (tmp_path / name for name in ("in.jsonl", "whole.jsonl", "out.jsonl"))

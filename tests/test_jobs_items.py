@@ -33,9 +33,15 @@ def test_three_kinds_of_lines_are_items():
         "max_completion_tokens": 9,
         "seed": 3,
         "stop": "x",
+        "temperature": 0,
+        "top_p": None,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "frequency_penalty": 0.0,
+        "user": "somebody",
     }
     batch = {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    assert entry(batch) == Item("c", 7, user("Why?"), {"max_tokens": 9, "seed": 3, "stop": ("x",)})
+    options = {"template_kwargs": {"enable_thinking": False}, "temperature": 0}
+    assert entry(batch) == Item("c", 7, user("Why?"), {"max_tokens": 9, "seed": 3, "stop": ("x",), **options})
 
 
 def test_settings_of_a_line_are_taken_over():
@@ -44,6 +50,8 @@ def test_settings_of_a_line_are_taken_over():
     assert isinstance(found, Item) and found.overrides == {**own, "stop": ("a", "b")}
 
 
+@pytest.mark.case(38)
+@pytest.mark.case(41)
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -66,7 +74,13 @@ def test_settings_of_a_line_are_taken_over():
         ({"custom_id": "a"}, "body is missing"),
         ({"custom_id": "a", "body": {"prompt": "a"}, "method": "GET"}, "wanted POST"),
         ({"custom_id": "a", "body": {"prompt": "a"}, "url": "/v1/embeddings"}, "url is '/v1/embeddings'"),
-        ({"custom_id": "a", "body": {"prompt": "a", "n": 2}}, "one answer per line"),
+        ({"custom_id": "a", "params": {"prompt": "a"}}, "body is missing; wanted an object"),
+        ({"custom_id": "a", "body": {"prompt": "a", "n": 2}}, "asks for n, which cannot be done here"),
+        ({"custom_id": "a", "body": {"prompt": "a", "stream": True}}, "asks for stream, which cannot be done here"),
+        ({"custom_id": "a", "body": {"prompt": "a", "presence_penalty": 0.5}}, "asks for presence_penalty"),
+        ({"custom_id": "a", "body": {"prompt": "a", "response_format": {}}}, "asks for response_format"),
+        ({"custom_id": "a", "body": {"prompt": "a", "chat_template_kwargs": 5}}, "template_kwargs is a number"),
+        ({"prompt": "a", "max_tokens": 5}, 'max_tokens has no effect there; wanted it inside "semspec"'),
         ({"prompt": "a", "semspec": 5}, "semspec is a number"),
         ({"prompt": "a", "semspec": {"colour": 1}}, "no setting colour; it knows policy"),
         ({"prompt": "a", "semspec": {"max_tokens": True}}, "max_tokens is true or false; wanted int"),
@@ -87,6 +101,7 @@ def test_a_bad_line_keeps_the_id_that_it_names():
     assert entry({"id": {}, "prompt": "a"}).id == "line-7"
 
 
+@pytest.mark.case(38)
 def test_files_as_they_come(tmp_path):
     path = tmp_path / "in.jsonl"
     long = b'{"prompt": "' + b"x" * (5 * 2**20) + b'"}'
@@ -100,15 +115,18 @@ def test_files_as_they_come(tmp_path):
     ]
     path.write_bytes(b"\n".join(lines))
     job = read_job(path)
-    assert [type(found) for found in job.entries] == [Item, BadLine, BadLine, Item]
-    assert [found.line for found in job.entries] == [1, 3, 4, 6] and job.n_blank == 2
-    assert "byte 13 is no UTF-8" in job.entries[1].message
-    assert f"more than {MAX_LINE_BYTES:,} bytes" in job.entries[2].message
+    assert [type(found) for found in job.entries] == [Item, BadLine, BadLine, BadLine, BadLine, Item]
+    assert [found.line for found in job.entries] == [1, 2, 3, 4, 5, 6]
+    blank, no_text, too_long, blank_too = (found.message for found in job.entries[1:-1])
+    assert blank == blank_too == "the line is blank; wanted one JSON object a line"
+    assert "byte 13 is no UTF-8" in no_text
+    assert f"more than {MAX_LINE_BYTES:,} bytes" in too_long
     assert job.sha256 == digest_of(path)
     path.write_bytes(b'{"prompt": "other"}')
     assert job.sha256 != digest_of(path)
 
 
+@pytest.mark.case(41)
 def test_ids_that_occur_twice_are_refused(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_text('{"id": "a", "prompt": "x"}\n{"id": "b", "prompt": "x"}\n{"id": "a", "prompt": "y"}\n')
@@ -142,10 +160,9 @@ def test_standard_input(monkeypatch):
     assert digest_of("-") is None
 
 
-@pytest.mark.parametrize("data", [b"", b"\n\n"])
-def test_a_job_without_items_is_refused(tmp_path, data):
+def test_a_job_without_items_is_refused(tmp_path):
     path = tmp_path / "in.jsonl"
-    path.write_bytes(data)
+    path.write_bytes(b"")
     with pytest.raises(ConfigError, match="holds no items"):
         read_job(path)
     with pytest.raises(ConfigError, match="no input at"):
@@ -153,9 +170,9 @@ def test_a_job_without_items_is_refused(tmp_path, data):
 
 
 @given(st.binary(max_size=300))
-def test_any_line_is_an_item_an_error_or_blank(line):
+def test_any_line_is_an_item_or_an_error(line):
     found = entry_of(line.replace(b"\n", b""), 3)
-    assert found is None or (found.line == 3 and found.id)
+    assert isinstance(found, (Item, BadLine)) and found.line == 3 and found.id
 
 
 JSON = st.recursive(

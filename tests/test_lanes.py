@@ -43,6 +43,8 @@ def jobs(lanes, lengths):
             yield Job((number, length), trunk, reader, seed=number)
 
 
+@pytest.mark.case(5)
+@pytest.mark.case(44)
 def test_every_lane_writes_what_it_would_write_alone(lanes, single):
     lengths = [3, 11, 1, 7, 20, 2, 9]
     seen = set()

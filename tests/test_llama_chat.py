@@ -77,6 +77,7 @@ def test_a_message_cannot_be_another_messages_place(template):
     assert chat.render(messages).text.count("<|im_start|>") == 4
 
 
+@pytest.mark.case(27)
 def test_one_first_token_whether_or_not_the_template_has_it(template):
     for source in (LLAMA2, LLAMA2.replace("{{ bos_token }}", ""), None):
         for vocab, bos in ((spm_vocab(), 1), (bpe_vocab(bos="<|endoftext|>", add_bos=True), 269)):
@@ -92,6 +93,7 @@ def test_a_model_without_template_gets_paragraphs(template):
     assert prompt.text == "Think.\n\nWhy?\n\n"
 
 
+@pytest.mark.case(25)
 def test_a_template_refuses_in_its_own_words(template):
     chat = template(LLAMA2, vocab=spm_vocab())
     with pytest.raises(ConfigError, match=r"refuses these messages: Conversation roles must alternate") as caught:
@@ -109,6 +111,7 @@ def test_a_message_that_is_left_out_is_an_error(template):
 # -- options and thinking -------------------------------------------------------------------------
 
 
+@pytest.mark.case(22)
 def test_an_option_reaches_the_template(template):
     chat = template(THINKING)
     assert chat.render(USER).thinking
@@ -118,6 +121,7 @@ def test_an_option_reaches_the_template(template):
     assert prompt.text.endswith("<think>\n\n</think>\n\n")
 
 
+@pytest.mark.case(22)
 def test_an_unknown_option_is_named_with_those_that_exist(template):
     with pytest.raises(ConfigError, match=r"enable_thinkin; it knows: enable_thinking$"):
         template(THINKING).render(USER, {"enable_thinkin": False})
@@ -134,6 +138,7 @@ def test_what_every_template_gets_is_no_option(template, name):
         template(source).render(USER, {name: ""})
 
 
+@pytest.mark.case(21)
 @pytest.mark.parametrize("control_think", [False, True])
 def test_a_template_that_opens_thinking_says_so(template, control_think):
     chat = template(CHATML.replace("assistant\n", "assistant\n<think>\n"), vocab=bpe_vocab(control_think=control_think))

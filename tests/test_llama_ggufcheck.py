@@ -65,6 +65,8 @@ def test_a_file_that_may_not_be_read(tmp_path, whole):
     assert "cannot be read" in refusal(path)
 
 
+@pytest.mark.case(36)
+@pytest.mark.case(53)
 @pytest.mark.parametrize(
     ("content", "wanted"),
     [
@@ -87,6 +89,7 @@ def test_what_people_take_for_a_model_is_named(tmp_path, content, wanted):
     refusal(path)
 
 
+@pytest.mark.case(53)
 def test_a_cut_file_is_truncated(tmp_path, whole):
     path = tmp_path / "cut.gguf"
     for n in (4, 8, 23, 24, 100, 3000):
@@ -180,6 +183,7 @@ def test_mutated_headers_do_not_crash(tmp_path, whole):
     survives(tmp_path)
 
 
+@pytest.mark.case(36)
 def test_a_model_that_llama_cpp_refuses_says_why(tmp_path):
     path = write_model(tmp_path / "odd.gguf", n_layer=1, general__architecture="no-such-architecture")
     with pytest.raises(ModelError, match=r"cannot be loaded: .*no-such-architecture"):
@@ -194,6 +198,7 @@ def part(folder: Path, index: int, name: str = "m-{:05}-of-00003.gguf") -> Path:
     return write_model(path, n_layer=1, split__no=np.uint16(index), split__count=np.uint16(3))
 
 
+@pytest.mark.case(52)
 def test_a_split_model_has_to_be_whole_and_is_given_by_its_first_part(tmp_path):
     first, second = part(tmp_path, 0), part(tmp_path, 1)
     assert "m-00003-of-00003.gguf is not in its folder" in refusal(first)
@@ -205,6 +210,7 @@ def test_a_split_model_has_to_be_whole_and_is_given_by_its_first_part(tmp_path):
         check_gguf(first)
 
 
+@pytest.mark.case(52)
 def test_a_renamed_part_names_the_pattern_and_the_way_out(tmp_path):
     for name in ("renamed.gguf", "m-00001-of-00002.gguf", "m-00002-of-00003.gguf"):
         message = refusal(part(tmp_path, 0, name))

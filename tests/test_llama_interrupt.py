@@ -44,6 +44,7 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         timer.join()
 
 
+@pytest.mark.case(46)
 @POSIX
 @pytest.mark.parametrize("taps", [[], [TapPoint(1)]])
 def test_ctrl_c_stops_a_long_prefill_and_the_session_is_usable_after(slow, taps):
@@ -159,6 +160,7 @@ def test_ctrl_c_while_a_model_is_loaded_is_not_lost(tiny, monkeypatch):
 # -- the log --------------------------------------------------------------------------------------
 
 
+@pytest.mark.case(48)
 def test_llama_cpp_writes_to_the_log_and_to_nothing_else(tiny, tmp_path, caplog, capfd):
     caplog.set_level(logging.DEBUG, logger="semspec_local")
     with session(tiny("llama"), taps=[TapPoint(1)], n_ctx=8192) as model:  # trained for 4096: a warning

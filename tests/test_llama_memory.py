@@ -57,6 +57,8 @@ def run(
     return loop, records
 
 
+@pytest.mark.case(4)
+@pytest.mark.case(9)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("policy", "threshold"), [("random", 0.0), ("semantic-ratio", 50.0)])
 def test_rejecting_every_step_gives_the_targets_own_text(tiny, tmp_path, kind, policy, threshold):
@@ -118,6 +120,8 @@ def test_a_coin_that_takes_half_the_steps_of_an_equal_draft_gives_the_targets_ow
     assert pair.target.committed == alone.target.committed
 
 
+@pytest.mark.case(5)
+@pytest.mark.case(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_second_run_in_one_session_equals_the_first(tiny, kind):
     options = {"sampling": FREE, "taps": [TAP]}
@@ -154,6 +158,7 @@ def test_memories_say_whether_they_can_be_cut(tiny):
     assert can_trim == {"llama": True, "gemma2": True, "mamba": False, "lfm2": False}
 
 
+@pytest.mark.case(9)
 def test_a_window_that_has_moved_past_the_cut_is_read_again(tiny, monkeypatch):
     """With a window that is not kept whole (as another llama.cpp might), a cut into lost cells has to be noticed."""
     original = C.llama_init_from_model
@@ -174,6 +179,7 @@ def test_a_window_that_has_moved_past_the_cut_is_read_again(tiny, monkeypatch):
         assert model.propose(at_most(5)).tokens == fresh.propose(at_most(5)).tokens
 
 
+@pytest.mark.case(8)
 def test_a_memory_that_does_not_come_back_is_refused_at_load(tiny, monkeypatch):
     closed = []
     monkeypatch.setattr(LlamaContext, "load_state", lambda self, state, sequence=0: False)

@@ -253,6 +253,7 @@ def test_a_prompt_longer_than_a_batch_is_read_whole(tiny):
         assert len(step.logprobs) == 250
 
 
+@pytest.mark.case(45)
 def test_a_step_longer_than_a_batch_has_all_its_states_and_logprobs(tiny):
     taps = (TapPoint(1), TapPoint(2))
     step = (TOKENS * 6)[:2100]
@@ -267,6 +268,7 @@ def test_a_step_longer_than_a_batch_has_all_its_states_and_logprobs(tiny):
     assert np.allclose(a.logprobs, np.concatenate([part.logprobs for part in b]), atol=0.05)
 
 
+@pytest.mark.case(32)
 @pytest.mark.parametrize("n_ctx", [64, 100, 256])
 def test_a_prompt_has_to_leave_room_for_one_token(tiny, n_ctx):
     with session(tiny("llama"), n_ctx=n_ctx) as model:
@@ -302,6 +304,8 @@ def test_a_full_context_is_an_error_that_says_so_and_the_cache_stays_usable(pair
 # -- ends -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.case(12)
+@pytest.mark.case(31)
 @pytest.mark.parametrize("end", ["<|im_end|>", "<|endoftext|>", "<|eot_id|>"])
 def test_every_kind_of_end_token_ends_generation_and_is_kept_nowhere(tmp_path, end):
     vocab = bpe_vocab(controls=["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eot_id|>"])
@@ -323,6 +327,7 @@ def test_a_step_may_be_empty(tiny):
     assert (step.tokens, step.states, step.end, len(step.logprobs)) == ([], {}, "eos", 0)
 
 
+@pytest.mark.case(29)
 def test_a_step_cut_by_its_length_ends_with_a_whole_character(tiny):
     with session(tiny("llama")) as model, session(tiny("llama")) as fresh:
         vocabulary = model.vocabulary
@@ -360,6 +365,7 @@ def test_a_step_ends_at_a_blank_line(tiny):
 # -- drawing --------------------------------------------------------------------------------------
 
 
+@pytest.mark.case(2)
 def test_padding_is_never_drawn(tmp_path):
     vocab = bpe_vocab(n_pad=500)
     n_used = len(vocab.tokens) - 500

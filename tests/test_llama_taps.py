@@ -19,6 +19,8 @@ ALL = (MIDDLE, LAST, NORMED)
 PROMPT, STEP = TOKENS[:7], TOKENS[7:57]
 
 
+@pytest.mark.case(16)
+@pytest.mark.case(45)
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma2", "mamba", "lfm2", "llama-q8"])
 def test_one_pass_and_one_token_at_a_time_give_the_same_states(tiny, architecture):
     path = tiny(architecture)
@@ -45,6 +47,7 @@ def test_the_states_of_different_taps_differ(tiny):
     assert not np.allclose(states[LAST].own, states[NORMED].own, atol=0.1)
 
 
+@pytest.mark.case(19)
 def test_the_state_after_the_norm_is_the_norm_of_the_state_before(tiny):
     with session(tiny("llama"), taps=(LAST, NORMED)) as model:
         model.prefill(PROMPT)
@@ -136,6 +139,7 @@ def test_states_outlive_the_next_pass(tiny):
         assert np.array_equal(step.states[tap].own, kept[tap])
 
 
+@pytest.mark.case(19)
 def test_a_layer_that_does_not_exist_is_refused_with_those_that_do(tiny):
     with pytest.raises(ModelError, match=r"layer 3 .*layers 0 to 2"):
         session(tiny("llama"), taps=[TapPoint(3)])
@@ -143,12 +147,14 @@ def test_a_layer_that_does_not_exist_is_refused_with_those_that_do(tiny):
         session(tiny("llama"), taps=[TapPoint(1, "post")])
 
 
+@pytest.mark.case(17)
 def test_an_architecture_that_keeps_no_such_states_is_refused_by_name():
     for architecture in ("gemma3n", "deepseek4", "eagle3"):
         with pytest.raises(ModelError, match=architecture):
             node_name(TapPoint(0), architecture=architecture, n_layer=3)
 
 
+@pytest.mark.case(17)
 def test_a_graph_without_the_node_is_refused_with_the_nodes_it_has(tiny, monkeypatch):
     monkeypatch.setitem(taps_module._LAYER_OUTPUT, "llama", "hidden_out")
     with pytest.raises(ModelError, match=r"'hidden_out-1' of architecture 'llama': got 0 rows for 3 tokens.*l_out"):

@@ -132,6 +132,7 @@ def test_content_cannot_complete_or_hide_a_control_token_at_its_edge(tmp_path):
             assert [vocabulary.text(token) for token in ids if token in controls(vocabulary)] == expected, text
 
 
+@pytest.mark.case(28)
 def test_one_first_token_where_the_vocabulary_wants_one(models):
     for kind, first in (("spm", "<s>"), ("add-bos", "<|endoftext|>")):
         vocabulary = models[kind].vocabulary
@@ -161,6 +162,7 @@ def test_tokens_that_swallow_the_space_around_them_do_so(tmp_path):
 # -- what a vocabulary says of itself ---------------------------------------------------------------
 
 
+@pytest.mark.case(31)
 def test_every_end_token_is_known(models):
     assert {models["llama"].vocabulary.text(token) for token in models["llama"].vocabulary.eog_tokens} == {
         "<|endoftext|>",
@@ -169,6 +171,7 @@ def test_every_end_token_is_known(models):
     assert models["spm"].vocabulary.eog_tokens == {2}
 
 
+@pytest.mark.case(2)
 def test_padding_at_the_end_is_not_used_and_does_not_change_the_fingerprint(tmp_path, models):
     vocabulary = models["llama"].vocabulary
     assert vocabulary.n_used == vocabulary.n_tokens - 6

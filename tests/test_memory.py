@@ -25,6 +25,7 @@ def test_the_caches_grow_with_context_and_lanes_and_layers():
     assert memory.needed_bytes(draft, 512, 9) - memory.needed_bytes(draft, 512, 1) == 8 * 512 * 2 * 256 * 2
 
 
+@pytest.mark.case(34)
 def test_no_more_context_is_counted_than_the_model_was_trained_for(tiny):
     assert memory.needed_bytes(tiny("llama"), 10**6, 1) == memory.needed_bytes(tiny("llama"), 10**7, 1)
 
@@ -68,29 +69,54 @@ def test_what_is_free_is_the_least_of_machine_and_container(tmp_path, files, fre
     assert memory.free_bytes(tmp_path) == free
 
 
-def test_what_cannot_fit_is_refused_before_anything_is_loaded(monkeypatch):
+@pytest.mark.case(34)
+@pytest.mark.case(36)
+@pytest.mark.parametrize(
+    ("n_lanes", "said"),
+    [
+        (1, r"512 tokens need about .* GiB of memory \(target .*use a smaller -c .*--no-check-memory"),
+        (0, r"512 tokens need about"),
+        (64, r"64 lanes of 512 tokens need about .* GiB of memory \(target .*use fewer --lanes"),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_anything_is_loaded(monkeypatch, n_lanes, said):
     monkeypatch.setattr(memory, "free_bytes", lambda: 100 * 2**20)
     monkeypatch.setattr(LlamaModel, "__init__", lambda *_, **__: pytest.fail("a model was loaded"))
-    models = ModelConfig(n_ctx=512)
-    message = r"64 lanes of 512 tokens need about .* GiB of memory \(target .*use fewer --lanes"
-    with pytest.raises(ConfigError, match=message):
-        Reasoner(Sources.from_pair("tiny"), RunConfig(policy="loglik-ratio"), models, n_lanes=64)
+    with pytest.raises(ConfigError, match=said):
+        Reasoner(Sources.from_pair("tiny"), RunConfig(policy="loglik-ratio"), ModelConfig(n_ctx=512), n_lanes=n_lanes)
+
+
+def test_who_knows_better_may_load_it_all_the_same(monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda: 0)
+    models = ModelConfig(n_ctx=512, n_threads=1, check_memory=False)
+    with Reasoner(Sources.from_pair("tiny"), RunConfig(policy="never", max_tokens=2), models) as reasoner:
+        assert reasoner.answer("hi", seed=0).usage["completion_tokens"] <= 2
+
+
+def test_layers_on_a_gpu_take_no_main_memory(monkeypatch):
+    path = resolve("tiny").target
+    whole = memory.needed_bytes(path, 512, 1)
+    assert memory.needed_bytes(path, 512, 1, -1) == whole, "this build has no GPU: the layers stay here"
+    monkeypatch.setattr(memory.C, "llama_supports_gpu_offload", lambda: True)
+    half, none = (memory.needed_bytes(path, 512, 1, n) for n in (2, -1))
+    assert none == memory.needed_bytes(path, 512, 1, 99) < half < whole
+    assert abs((whole + none) / 2 - half) <= 1
 
 
 def test_as_many_lanes_as_fit(monkeypatch):
     files = resolve("tiny")
-    paths = {"target": files.target, "draft": files.draft}
+    plan = memory.Plan(paths={"target": files.target, "draft": files.draft}, n_ctx=1024)
 
     def fitting(n_lanes: int) -> int:
-        free = sum(memory.needed_bytes(path, 1024, n_lanes) for path in paths.values()) + memory._SPARE_BYTES
+        free = sum(plan.needed(n_lanes).values()) + memory._SPARE_BYTES
         monkeypatch.setattr(memory, "free_bytes", lambda: free)
-        return memory.lanes_that_fit(paths, 1024, 32)
+        return plan.lanes_that_fit(32)
 
     assert [fitting(n) for n in (1, 5, 32, 40)] == [1, 5, 32, 32]
     monkeypatch.setattr(memory, "free_bytes", lambda: 0)
-    assert memory.lanes_that_fit(paths, 1024, 32) == 1
+    assert plan.lanes_that_fit(32) == 1
     monkeypatch.setattr(memory, "free_bytes", lambda: None)
-    assert memory.lanes_that_fit(paths, 1024, 32) == 32
+    assert plan.lanes_that_fit(32) == 32
 
 
 @pytest.mark.parametrize(

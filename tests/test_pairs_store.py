@@ -184,6 +184,7 @@ def test_verify_of_a_pair_that_is_not_there(home: Path) -> None:
 # offline, Hugging Face
 
 
+@pytest.mark.case(54)
 def test_a_complete_pair_needs_no_network(home: Path, tmp_path: Path, no_network: None) -> None:
     pull(small(tmp_path, requantize="Q4_0"), offline=True, requantize=pretend_requantize)
     with pytest.raises(DownloadError, match=r"offline, and .*not in .*qwen2\.5-coder; run `semspec-local models pull"):
@@ -220,6 +221,7 @@ def test_the_hubs_error_becomes_one_line(home: Path, tmp_path: Path, monkeypatch
         pull(write_manifest(tmp_path / "small.toml", manifest))
 
 
+@pytest.mark.case(54)
 def test_offline_takes_a_hub_file_from_the_hubs_cache(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_broken_connection_is_continued_at_once(home: Path, tmp_path: Path, se
     assert server.seen == [None, f"bytes={CUT}-"]
 
 
+@pytest.mark.case(55)
 def test_a_second_pull_continues_where_the_first_ended(home: Path, tmp_path: Path, server: Server) -> None:
     pair = url_pair(tmp_path, server)
     break_once(pair, server, home)
@@ -103,6 +104,7 @@ def test_a_second_pull_continues_where_the_first_ended(home: Path, tmp_path: Pat
     assert "0.3 MB to download" in notes.said[0]
 
 
+@pytest.mark.case(55)
 @pytest.mark.parametrize("etag", ['"two"', None])
 def test_a_server_that_ignores_range_is_said_aloud(
     home: Path, tmp_path: Path, server: Server, etag: str | None
@@ -145,6 +147,7 @@ def test_a_half_file_that_is_too_long_is_dropped(home: Path, tmp_path: Path, ser
     check_complete(pull(pair), home)
 
 
+@pytest.mark.case(55)
 def test_a_wrong_sha256_never_gets_the_final_name(home: Path, tmp_path: Path, server: Server) -> None:
     pair = url_pair(tmp_path, server, sha256="0" * 64)
     with pytest.raises(DownloadError, match="wanted " + "0" * 64):
@@ -167,6 +170,7 @@ def test_nobody_at_the_address_is_a_download_error(home: Path, tmp_path: Path) -
         pull(pair)
 
 
+@pytest.mark.case(54)
 def test_offline_opens_no_socket(home: Path, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = url_pair(tmp_path, server)
     pull(pair)
@@ -179,6 +183,7 @@ def test_offline_opens_no_socket(home: Path, tmp_path: Path, server: Server, mon
             pull(pair)
 
 
+@pytest.mark.case(55)
 def test_a_killed_pull_is_continued_by_the_next(home: Path, tmp_path: Path, server: Server) -> None:
     pair = url_pair(tmp_path, server)
     server.stall_at = CUT

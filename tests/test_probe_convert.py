@@ -230,6 +230,7 @@ def test_safetensors_in_bfloat16_are_read(tmp_path):
     assert bias.tolist() == [1]
 
 
+@pytest.mark.case(56)
 @pytest.mark.filterwarnings("ignore:Stochastic Optimizer")
 @pytest.mark.parametrize("kind", ["mlp", "mlp regressor", "logistic", "linear"])
 def test_a_scikit_learn_pipeline_with_one_huge_feature_is_converted(info, tmp_path, kind):
@@ -322,6 +323,7 @@ def test_tensors_that_are_no_probe_are_named(tensors, wanted):
         mlp_from_tensors(tensors)
 
 
+@pytest.mark.case(18)
 def test_hidden_states_are_counted_as_hugging_face_does():
     assert from_hidden_state(1, 28) == Reading(layer=0, norm="pre")
     assert from_hidden_state(27, 28) == from_hidden_state(-2, 28) == Reading(layer=26, norm="pre")
@@ -427,6 +429,7 @@ def test_half_precision_is_taken_with_the_digits_that_it_has(info, tmp_path):
     np.testing.assert_allclose(probe.predict(states), 1 / (1 + np.exp(-(states @ weights)[:, 0])), atol=5e-3)
 
 
+@pytest.mark.case(59)
 def test_a_batch_size_of_one_is_kept_and_a_newer_ir_version_lowered(info, tmp_path):
     source = own_onnx(tmp_path / "own.onnx", info.n_embd, batch=1, ir=11)
     probe, _ = convert(source, tmp_path / "p.onnx", info)
@@ -435,6 +438,7 @@ def test_a_batch_size_of_one_is_kept_and_a_newer_ir_version_lowered(info, tmp_pa
     np.testing.assert_allclose(probe.predict(states), 1 / (1 + np.exp(-(states @ weights)[:, 0])), atol=1e-5)
 
 
+@pytest.mark.case(59)
 def test_weights_beside_an_onnx_file_move_into_it(info, tmp_path):
     onnx = pytest.importorskip("onnx", reason="the extra packages of training")
     source = own_onnx(tmp_path / "own.onnx", info.n_embd)
@@ -448,6 +452,7 @@ def test_weights_beside_an_onnx_file_move_into_it(info, tmp_path):
         convert(source, tmp_path / "out" / "q.onnx", info)
 
 
+@pytest.mark.case(58)
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [

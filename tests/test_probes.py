@@ -180,6 +180,7 @@ def test_the_file_computes_what_the_arrays_do(tmp_path):
     assert probe.predict(states[:0]).shape == (0,)
 
 
+@pytest.mark.case(56)
 def test_one_feature_of_huge_scale_does_not_break_parity(tmp_path):
     # Some dimensions of a transformer's states are ten thousand times the others.
     mlp, states = arrays()
@@ -214,6 +215,7 @@ def test_arrays_of_the_wrong_shape_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.case(20)
 @pytest.mark.parametrize("window", ["predictor", "token"])
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_a_step_is_pooled_as_the_spec_says(tmp_path, window, pooling):
@@ -239,6 +241,7 @@ def test_warnings_travel_with_the_probe(tmp_path):
     assert len(probe.warnings) == 1
 
 
+@pytest.mark.case(60)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
 def test_a_probe_starts_no_threads(tmp_path):
     path = write(tmp_path / "p.onnx")

@@ -83,6 +83,7 @@ def test_the_plain_one_is_accepted(tmp_path):
     np.testing.assert_allclose(probe.predict(np.zeros((3, N_EMBD), np.float32)), 0.5)
 
 
+@pytest.mark.case(61)
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -160,6 +161,7 @@ def test_a_file_without_a_spec_is_refused(tmp_path):
     assert "no 'semspec.probe'" in refusal(save(tmp_path, model(spec=None)))
 
 
+@pytest.mark.case(59)
 def test_weights_kept_elsewhere_must_be_beside_the_file(tmp_path):
     path = tmp_path / "probe.onnx"
     onnx.save_model(model(), str(path), save_as_external_data=True, location="probe.onnx.data", size_threshold=0)
@@ -179,6 +181,7 @@ def test_weights_outside_the_folder_are_refused(tmp_path, location):
     assert "wanted a file beside it" in refusal(save(tmp_path, made))
 
 
+@pytest.mark.case(58)
 @pytest.mark.parametrize(
     ("change", "got"),
     [
@@ -200,6 +203,7 @@ def test_an_output_of_another_shape_is_refused(tmp_path):
     assert "float32[1, 4]" in message
 
 
+@pytest.mark.case(59)
 def test_a_batch_size_fixed_at_one_runs_row_by_row(tmp_path):
     probe = load_probe(save(tmp_path, model(rows=1)), "target", INFO)
     states = np.arange(3 * N_EMBD, dtype=np.float32).reshape(3, N_EMBD) / 10

@@ -73,6 +73,7 @@ def test_a_step_ends_with_the_token_that_completes_the_first_boundary(text: str,
         assert end == StepEnd("boundary", next(a for a in token_ends if a >= place and is_text(text.encode()[:a])))
 
 
+@pytest.mark.case(29)
 @settings(max_examples=200)
 @given(TEXT, CUTS)
 def test_text_never_holds_a_broken_character(text: str, cuts: list[int]) -> None:
@@ -160,6 +161,7 @@ def test_a_boundary_waits_for_the_end_of_a_character() -> None:
     assert reader.text == "one\n\n歪"
 
 
+@pytest.mark.case(29)
 def test_an_emoji_split_over_tokens_comes_out_whole() -> None:
     reader = StepReader(max_tokens=100)
     seen = []

@@ -80,6 +80,7 @@ def test_a_system_message_is_refused(model):
         ChatTemplate(model).render([{"role": "system", "content": "Think."}, {"role": "user", "content": "How many?"}])
 
 
+@pytest.mark.case(16)
 def test_torch_and_llama_cpp_compute_the_same(tokenizer, tmp_path):
     torch = pytest.importorskip("torch", reason="training needs torch: pip install '.[train]'")
     from semspec_local.config import SamplingConfig

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ModelConfig
+from ..errors import NOT_AS_WRITTEN
 from ..provenance import atomic_write, fingerprint_file, known_sha256
 from ..reasoner import Sources
 from ..resources import cache_dir
@@ -99,6 +100,6 @@ def _read(key: CostKey) -> list[PairCosts]:
         return [PairCosts.from_json(one) for one in found["measured"]]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, *NOT_AS_WRITTEN) as error:
         logger.warning("%s is broken and was ignored (%s); semspec-local costs writes it anew", key.path, error)
         return []

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import NOT_AS_WRITTEN, ConfigError
 from ..linefile import LineFile, manifest_path
 from ..metrics import Counters
 from .costs import CostSums
@@ -152,7 +152,7 @@ def read_results(path: Path) -> Results:
         results = Results(manifest["facts"], {name: [] for name in manifest["job"]["arms"]})
         for line in data[: data.rfind(b"\n") + 1].splitlines():
             results.add(_trial(json.loads(line)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *NOT_AS_WRITTEN) as error:
         raise ConfigError(
             f"{path} holds no results of this benchmark, or none of its manifest is beside it: {error!r}"
         ) from None
@@ -163,7 +163,7 @@ def _facts_of(path: Path) -> dict[str, Any]:
     """The facts in the manifest of a results file; none where it cannot be read."""
     try:
         facts = json.loads(manifest_path(path).read_text(encoding="utf-8"))["facts"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *NOT_AS_WRITTEN):
         return {}
     return facts if isinstance(facts, dict) else {}
 

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from ..bench.cost_store import stored_costs
+from ..bench.pays import drafting_pays
 from ..config import ModelConfig, RunConfig, check_seed
 from ..errors import ConfigError
 from ..jobs import TASKS, BadLine, Item, ItemRecord, Runner, read_job
@@ -28,6 +29,7 @@ from ..provenance import command_line, fingerprint_file, provenance
 from ..reasoner import MAX_LANES, Reasoner, Sources
 from . import INTERRUPTED, SOME_FAILED
 from .counting import counting
+from .options import json_object
 from .pair_options import calibrated, model_options, run_configs, set_verbosity, sources_of
 
 
@@ -45,6 +47,9 @@ from .pair_options import calibrated, model_options, run_configs, set_verbosity,
     "-s", "--seed", type=int, default=0, show_default=True, help="The items' seeds are made of it and their ids."
 )
 @click.option("-sys", "--system", help="The system message. Default: the pair's own; '' for none.")
+@click.option(
+    "--template-kwargs", metavar="JSON", callback=json_object, help="Variables for the chat template, a JSON object."
+)
 @click.option("--task", type=click.Choice(list(TASKS)), help="Ask, and read answers, as such problems want it.")
 @click.option("--column", metavar="NAME", help="The column of a CSV file that holds the questions.")
 @click.option(
@@ -81,7 +86,7 @@ def batch(source: str, output: Path, **options: Any) -> int:
 
     IN is a .jsonl or .csv file, a folder of .jsonl files, or - for standard input. A line is {"prompt": "..."},
     {"messages": [...]} or a line of an OpenAI batch; "id" names it, and "semspec": {...} sets policy, threshold, seed,
-    budgets or "draft": false for it alone.
+    sampling, budgets, overflow, template_kwargs or "draft": false for it alone.
 
     Each result is on the disk before the next one begins. Ctrl-C stops after the step that is running.
     """
@@ -130,7 +135,7 @@ class _Setup:
             "config": asdict(self.config),
             "n_ctx": self.models.n_ctx,
             "seed": self.seed,
-            **{name: self.options[name] for name in ("task", "system", "form")},
+            **{name: self.options[name] for name in ("task", "system", "template_kwargs", "form")},
         }
         made_by = provenance(command_line("semspec-local"))
         return {"version": MANIFEST_VERSION, "job": facts, "n_items": len(job.entries), "provenance": made_by}
@@ -170,6 +175,12 @@ def _summary(tally: Tally, setup: _Setup) -> Iterator[str]:
             yield "that cost was measured while the machine was busy; semspec-local costs measures it anew"
 
 
+def _cost(setup: _Setup) -> float | None:
+    """The measured seconds per token of the target alone; None where nobody measured them here."""
+    costs = stored_costs(setup.sources, setup.models)
+    return costs.c_t_alone if costs is not None else None
+
+
 def _here(
     entries: list[Item | BadLine], setup: _Setup, should_stop: Callable[[], bool], tally: Tally
 ) -> Generator[ItemRecord, None, None]:
@@ -178,13 +189,17 @@ def _here(
         tally.n_lanes = reasoner.n_lanes
         if not options["quiet"]:
             _say(f"lanes: {reasoner.n_lanes}")
+        if reasoner.n_lanes == 1:  # in lanes a token has other costs
+            reasoner.pays = drafting_pays(setup.sources, setup.models)
         yield from Runner(
             reasoner=reasoner,
             seed=setup.seed,
             task=TASKS[options["task"]] if options["task"] else FREE,
             system=options["system"],
+            template_options=options["template_kwargs"] or {},
             traces=options["traces"],
             should_stop=should_stop,
+            c_t_alone=_cost(setup) if reasoner.n_lanes == 1 else None,
         ).run(entries)
 
 
@@ -203,6 +218,7 @@ def _on_ray(
         n_lanes=options["lanes"] or 1,
         task=options["task"],
         system=options["system"],
+        template_options=options["template_kwargs"] or {},
     )
     yield from run_on_ray(
         entries, job, n_actors=options["actors"], address=options["ray_address"], should_stop=should_stop
@@ -227,8 +243,6 @@ def _refuse_to_overwrite(output: Path, source: str) -> None:
 
 
 def _begin(job: Job, n_left: int, say: Any) -> None:
-    if job.n_blank:
-        say(f"blank lines left out: {job.n_blank:,}")
     if n_left < len(job.entries):
         say(f"{len(job.entries) - n_left:,} of {len(job.entries):,} items are finished already")
 

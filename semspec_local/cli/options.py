@@ -41,7 +41,8 @@ def config_options(*kinds: type, only: Collection[str] | None = None) -> Callabl
 
 
 def _option(item: Field[Any], hint: Any) -> Callable[[F], F]:
-    names = _FLAGS.get(item.name, ["--" + item.name.replace("_", "-")])
+    flag = item.name.replace("_", "-")
+    names = [f"--{flag}/--no-{flag}"] if hint is bool else _FLAGS.get(item.name, [f"--{flag}"])
     default = item.default if item.default is not MISSING else None
     multiple = get_origin(hint) is tuple
     return click.option(

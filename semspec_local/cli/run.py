@@ -13,12 +13,13 @@ from typing import Any
 import click
 
 from ..bench.cost_store import stored_costs
+from ..bench.pays import drafting_pays
 from ..config import check_seed
 from ..engine import Speculation
 from ..errors import ConfigError, SemspecError
 from ..interrupts import HeldInterrupt
 from ..reasoner import Reasoner, new_seed
-from ..result import RunResult, result_of
+from ..result import RunResult
 from ..trace import RunSummary, StepRecord, TraceWriter
 from . import INTERRUPTED, show
 from .options import json_object
@@ -61,6 +62,7 @@ def run(**options: Any) -> int:
         sources = sources_of(options)
         config = calibrated(config, sources, options["max_accept_error"])
         reasoner = stack.enter_context(Reasoner(sources, config, models))
+        reasoner.pays = drafting_pays(sources, models)
         speculation = reasoner.start(
             question, seed=seed, system=options["system"], template_options=options["template_kwargs"]
         )
@@ -71,9 +73,9 @@ def run(**options: Any) -> int:
             trace = stack.enter_context(TraceWriter(options["trace_file"]))
             trace.header(reasoner.header(question, speculation))
         records, failure = _stream(speculation, trace, options)
-        result = result_of(speculation, records)
-        costs = stored_costs(sources, models) if reasoner.policy.drafts and not options["quiet"] else None
-        _report(result, options, costs.c_t_alone if costs is not None else None)
+        costs = stored_costs(sources, models) if reasoner.policy.drafts else None
+        c_t_alone = costs.c_t_alone if costs is not None else None
+        _report(reasoner.result(speculation, records, c_t_alone=c_t_alone), options, c_t_alone)
         if trace:
             stop_reason = speculation.stop_reason or "interrupted"
             trace.summary(RunSummary(stop_reason=stop_reason, counters=speculation.counters))

@@ -9,10 +9,6 @@ import click
 from ..result import RunResult
 from ..trace import StepRecord
 
-MIN_STEPS_TO_JUDGE = 5
-LOW_ACCEPTANCE = 0.3
-"""Below this share of accepted steps no known machine gains from drafting: break-even is far higher."""
-
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 # Accepted drafts are the point of the exercise, so they stand out.
@@ -72,10 +68,7 @@ def statistics(result: RunResult, c_t_alone: float | None = None) -> str:
         accepted, proposed = stats["n_accepted_steps"], stats["n_proposed_steps"]
         parts.append(f"{accepted} of {proposed} drafted steps accepted ({stats['step_acceptance_rate']:.0%})")
     else:
-        nothing = "nothing was drafted"
-        if stats["policy"] != "never":
-            nothing += ", for the target's first step was all (see --n-prime)"
-        parts.append("no drafted step was verified" if stats["propose_s"] else nothing)
+        parts.append("no drafted step was verified" if stats["propose_s"] else "nothing was drafted")
     forced = f", {stats['n_tokens_forced']} forced" if stats["n_tokens_forced"] else ""
     written = f"{stats['n_tokens_by_draft']} by the draft, {stats['n_tokens_by_target']} by the target"
     parts.append(f"tokens: {written}{forced}")
@@ -93,12 +86,5 @@ def statistics(result: RunResult, c_t_alone: float | None = None) -> str:
 
 
 def remarks(result: RunResult) -> list[str]:
-    """What a person should hear about a run whose speculation did not help."""
-    stats = result.stats
-    accepted, proposed = stats["n_accepted_steps"], stats["n_proposed_steps"]
-    if proposed >= MIN_STEPS_TO_JUDGE and accepted < LOW_ACCEPTANCE * proposed:
-        return [
-            f"Only {accepted} of {proposed} drafted steps were accepted, so drafting cost time here: "
-            "try a better draft, another policy or threshold, or --policy never."
-        ]
-    return []
+    """What a person should hear about a run at its end; what was said when its probes were loaded is not repeated."""
+    return [remark["text"] for remark in result.stats["remarks"] if remark["kind"] != "probe_mismatch"]

@@ -72,7 +72,7 @@ def _described(role: str, trial: dict[str, Any]) -> str:
     return f"{role}: {trial['plain_ms']:.1f} ms per token{tapped}, {trial['rollback']}"
 
 
-def try_pair(files: dict[str, str], probes: dict[ProbeRole, str], models: dict[str, int]) -> dict[str, Any]:
+def try_pair(files: dict[str, str], probes: dict[ProbeRole, str], models: dict[str, Any]) -> dict[str, Any]:
     """Load everything and try it. Raises what loading and running raise; the parent has a time limit."""
     from ..llama.model import LlamaModel
 

@@ -71,7 +71,7 @@ def probe(path: str, role: ProbeRole, infos: dict[Role, dict[str, Any]]) -> dict
     return probe_facts(Path(path), role, {one: ModelInfo.from_dict(facts) for one, facts in infos.items()})
 
 
-def smoke(files: dict[str, str], probes: dict[ProbeRole, str], models: dict[str, int]) -> dict[str, Any]:
+def smoke(files: dict[str, str], probes: dict[ProbeRole, str], models: dict[str, Any]) -> dict[str, Any]:
     from .smoke import try_pair
 
     return try_pair(files, probes, models)

@@ -53,4 +53,4 @@ def run(
     )
     with Reasoner(sources or Sources.from_pair(pair), config, models, n_lanes=n_lanes) as reasoner:
         runner = Runner(reasoner=reasoner, seed=seed, task=TASKS[task] if task is not None else FREE)
-        yield from runner.run(entry for entry in entries if entry is not None)
+        yield from runner.run(entries)

@@ -22,8 +22,33 @@ from ..questions import QUESTION_KEYS
 MAX_LINE_BYTES = 4 * 2**20
 """A longer line is no question; it is skipped without being held in memory."""
 
-OVERRIDES = ("policy", "threshold", "seed", "max_tokens", "max_step_tokens", "think_budget", "draft", "stop")
+SAMPLING = ("temperature", "top_k", "top_p")
+
+OVERRIDES = (
+    *("policy", "threshold", "seed", "max_tokens", "max_step_tokens", "think_budget", "overflow", "draft", "stop"),
+    *SAMPLING,
+    "template_kwargs",
+)
 """What the `semspec` object of a line may set for that item; `"draft": false` is the policy `never`."""
+
+_OF_BATCHES = ("seed", "stop", *SAMPLING)
+"""Settings that the body of an OpenAI batch line calls as we do."""
+
+_CHANGES_NOTHING: dict[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "stream": False,
+    "echo": False,
+    "logprobs": False,
+    "logit_bias": {},
+    "tools": [],
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+}
+"""Values of a body's fields that ask for nothing; others of them cannot be granted."""
+
+_ABOUT_OTHER_THINGS = {"model", "user", "metadata", "store", "service_tier", "safety_identifier", "stream_options"}
+_READ = {"messages", "prompt", "max_tokens", "max_completion_tokens", "chat_template_kwargs", *_OF_BATCHES}
 
 Message = Mapping[str, str]
 
@@ -55,7 +80,6 @@ class Job:
 
     entries: tuple[Item | BadLine, ...]
     sha256: str
-    n_blank: int = 0
 
 
 class _Refused(Exception):
@@ -69,19 +93,13 @@ def read_job(source: str | Path, *, column: str | None = None) -> Job:
     """
     digest = hashlib.sha256()
     entries: list[Item | BadLine] = []
-    n_blank = 0
     paths = _files(source)
     for path in paths:
-        name = path.name if path is not None and len(paths) > 1 else ""
-        for entry in _entries(path, digest, column, name):
-            if entry is None:
-                n_blank += 1
-            else:
-                entries.append(entry)
+        entries += _entries(path, digest, column, path.name if path is not None and len(paths) > 1 else "")
     if not entries:
         raise ConfigError(f"{source} holds no items; wanted JSON lines with a prompt or messages")
     _refuse_twins(entries)
-    return Job(tuple(entries), digest.hexdigest(), n_blank)
+    return Job(tuple(entries), digest.hexdigest())
 
 
 def digest_of(source: str | Path) -> str | None:
@@ -111,7 +129,7 @@ def _files(source: str | Path) -> list[Path | None]:
     return [path]
 
 
-def _entries(path: Path | None, digest: Any, column: str | None, name: str) -> Iterator[Item | BadLine | None]:
+def _entries(path: Path | None, digest: Any, column: str | None, name: str) -> Iterator[Item | BadLine]:
     try:
         with sys.stdin.buffer if path is None else path.open("rb") as stream:
             if path is not None and path.suffix.lower() == ".csv":
@@ -139,14 +157,14 @@ def _lines(stream: BinaryIO, digest: Any) -> Iterator[tuple[int, bytes | None]]:
         yield number, None if too_long else line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"").rstrip(b"\r\n")
 
 
-def entry_of(line: bytes | None, number: int, file: str = "") -> Item | BadLine | None:
-    """What a line holds; None for a blank one."""
+def entry_of(line: bytes | None, number: int, file: str = "") -> Item | BadLine:
+    """What a line holds."""
     given: Any = None
     try:
         if line is None:
             raise _Refused(f"got a line of more than {MAX_LINE_BYTES:,} bytes; wanted a shorter one")
         if not line.strip():
-            return None
+            raise _Refused("the line is blank; wanted one JSON object a line")
         given = _parsed(line)
         found_id, messages, overrides = _read_object(given)
         return Item(found_id or _default_id(number, file), number, messages, overrides, file)
@@ -176,6 +194,8 @@ def _read_object(given: Any) -> tuple[str | None, tuple[Message, ...], dict[str,
     overrides: dict[str, Any] = {}
     if "body" in given or "custom_id" in given:
         body, overrides = _batch_body(given)
+    elif misplaced := sorted(set(given) & set(OVERRIDES)):
+        raise _Refused(f'{misplaced[0]} has no effect there; wanted it inside "semspec": {{...}}')
     overrides |= _overrides(given)
     messages = _messages(body)
     return _id(given), messages, overrides
@@ -190,10 +210,14 @@ def _batch_body(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         raise _Refused(f"method is {given['method']!r}; wanted POST")
     if url not in ("/v1/chat/completions", "/v1/completions"):
         raise _Refused(f"url is {url!r}; wanted /v1/chat/completions or /v1/completions")
-    if body.get("n", 1) != 1 or body.get("stream"):
-        raise _Refused("n over 1 and stream are not for batches here; wanted one answer per line")
+    for name, value in body.items():
+        if name in _READ or name in _ABOUT_OTHER_THINGS or value is None:
+            continue
+        if name not in _CHANGES_NOTHING or value != _CHANGES_NOTHING[name]:
+            raise _Refused(f"the body asks for {name}, which cannot be done here; leave it out")
     found = {"max_tokens": body.get("max_completion_tokens", body.get("max_tokens"))}
-    found |= {name: body.get(name) for name in ("seed", "stop")}
+    found |= {"template_kwargs": body.get("chat_template_kwargs")}
+    found |= {name: body.get(name) for name in _OF_BATCHES}
     return body, _checked({name: value for name, value in found.items() if value is not None})
 
 
@@ -207,10 +231,12 @@ def _overrides(given: dict[str, Any]) -> dict[str, Any]:
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("seed", "max_tokens", "max_step_tokens", "think_budget"), (int,)),
+    **dict.fromkeys(("seed", "max_tokens", "max_step_tokens", "think_budget", "top_k"), (int,)),
+    **dict.fromkeys(("threshold", "temperature", "top_p"), (int, float)),
     "policy": (str,),
-    "threshold": (int, float),
+    "overflow": (str,),
     "draft": (bool,),
+    "template_kwargs": (dict,),
     "stop": (str, list),
 }
 

@@ -40,6 +40,7 @@ class RayJob:
     n_lanes: int = 1
     task: str | None = None
     system: str | None = None
+    template_options: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
 
     def with_files(self) -> RayJob:
@@ -64,7 +65,8 @@ class PairWorker:
             raise ConfigError(f"the files of this machine are not those of the one that asks: {other}")
         self._reasoner = Reasoner(sources, job.config, job.models, n_lanes=job.n_lanes)
         task = TASKS[job.task] if job.task is not None else FREE
-        self._runner = Runner(reasoner=self._reasoner, seed=job.seed, task=task, system=job.system)
+        settings: dict[str, Any] = {"system": job.system, "template_options": job.template_options}
+        self._runner = Runner(reasoner=self._reasoner, seed=job.seed, task=task, **settings)
 
     def run(self, items: list[Item]) -> list[ItemRecord]:
         return list(self._runner.run(items))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,9 +18,8 @@ from ..config import MAX_SEED, RunConfig
 from ..engine import Speculation
 from ..errors import ConfigError, SemspecError
 from ..reasoner import Reasoner
-from ..result import result_of
 from ..trace import RunSummary, RunTrace, StepRecord, write_trace
-from .items import BadLine, Item, Message
+from .items import SAMPLING, BadLine, Item, Message
 from .records import INVALID_REQUEST, SERVER_ERROR, ItemError, ItemRecord, status_of
 from .tasks import FREE, Task
 
@@ -37,6 +36,7 @@ class Stopped(Exception):
 class Runner:
     """Runs items on `reasoner`. Each item has a seed of its own, made of `seed` and its id, whatever ran before it.
 
+    `c_t_alone` are the target's measured seconds per token alone, for items that run one after the other.
     `should_stop` is asked after every step: True ends the job, and leaves out the item that was running.
     """
 
@@ -44,7 +44,9 @@ class Runner:
     seed: int
     task: Task = FREE
     system: str | None = None
+    template_options: Mapping[str, Any] = field(default_factory=dict)
     traces: Path | None = None
+    c_t_alone: float | None = None
     should_stop: Callable[[], bool] = lambda: False
 
     def run(self, entries: Iterable[Item | BadLine]) -> Iterator[ItemRecord]:
@@ -66,11 +68,12 @@ class Runner:
                 self._messages(item),
                 seed=seed,
                 system=self.system,
+                template_options={**self.template_options, **item.overrides.get("template_kwargs", {})},
                 config=config_of(item, self.reasoner.config),
                 lane=lane,
             )
             records = list(self._steps(speculation))
-            result = result_of(speculation, records)
+            result = self.reasoner.result(speculation, records, c_t_alone=self.c_t_alone)
         except Stopped:
             raise
         except Exception as error:  # whatever an item does, the others go on
@@ -140,7 +143,9 @@ def item_seed(seed: int, item: Item) -> int:
 
 def config_of(item: Item, base: RunConfig) -> RunConfig:
     """The job's configuration with what the item sets; ConfigError for values that cannot be used."""
-    changes: dict[str, Any] = {name: value for name, value in item.overrides.items() if name not in ("seed", "draft")}
+    elsewhere = {"seed", "draft", "template_kwargs", *SAMPLING}
+    changes: dict[str, Any] = {name: value for name, value in item.overrides.items() if name not in elsewhere}
+    changes["sampling"] = replace(base.sampling, **{n: v for n, v in item.overrides.items() if n in SAMPLING})
     if item.overrides.get("draft") is False:
         changes["policy"] = "never"
     if changes.get("policy", base.policy) != base.policy:

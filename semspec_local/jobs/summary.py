@@ -32,6 +32,7 @@ class Tally:
     drafting_s: float = 0.0
     n_tokens_drafting: int = 0
     slowest: list[tuple[float, str]] = field(default_factory=list)
+    n_by_remark: dict[str, int] = field(default_factory=dict)
     begun: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +49,8 @@ class Tally:
         if record.stats and POLICIES[record.stats["policy"]].drafts:
             self.drafting_s += record.stats["wall_s"] - record.stats["prefill_s"]
             self.n_tokens_drafting += record.stats["n_committed_tokens"]
+        for kind in {remark["kind"] for remark in record.stats.get("remarks", ())}:
+            self.n_by_remark[kind] = self.n_by_remark.get(kind, 0) + 1
         now = self.clock()
         self._first_start, self._last_end = min(self._first_start, now - record.seconds), now
 
@@ -80,6 +83,9 @@ class Tally:
             accepted, share = self.n_accepted / self.n_proposed, self.n_tokens_by_draft / self.n_tokens
             rate += f"; {accepted:.0%} of drafted steps accepted, {share:.0%} of tokens by the draft"
         yield rate
+        if self.n_by_remark:
+            counts = ", ".join(f"{kind} {n:,}" for kind, n in sorted(self.n_by_remark.items()))
+            yield f"items with remarks (stats.remarks tells): {counts}"
         yield "slowest: " + ", ".join(f"{item_id} {seconds:.1f} s" for seconds, item_id in self.slowest)
 
     def speculation(self, c_t_alone: float | None) -> str | None:

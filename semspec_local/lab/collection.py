@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
+from ..errors import NOT_AS_WRITTEN, ConfigError
 from ..modelinfo import ModelInfo
 from ..protocols import FloatArray, Norm, Pooling, Window
 from ..roles import ROLES, Role
@@ -178,7 +178,7 @@ def _read_header(path: Path) -> dict[str, Any]:
         missing += [f"{name}.{role}" for name in ("models", "layers") for role in ROLES if role not in header[name]]
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except NOT_AS_WRITTEN as error:
         raise ConfigError(f"{path} is not the header of a collection ({type(error).__name__}: {error})") from None
     if missing:
         raise ConfigError(f"{path} has no {missing[0]}")
@@ -203,7 +203,7 @@ def _read_index(path: Path, data: bytes) -> Iterator[Prefix]:
                 file=file,
                 samples=samples,
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except NOT_AS_WRITTEN as error:
             raise ConfigError(f"{path}, line {number}: no prefix ({type(error).__name__}: {error})") from None
         if Path(file).name != file or file in ("", ".", ".."):
             raise ConfigError(f"{path}, line {number}: file is {file!r}; wanted a plain name in that folder")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError
+from ..errors import NOT_AS_WRITTEN, ConfigError
 from ..roles import ROLES, Role
 from .collection import Collection, Prefix
 from .meaning.cluster import Clusterer
@@ -123,7 +123,7 @@ def read_labels(collection: Collection, file: str = LABELS_FILE) -> Labels:
         clusterer = str(document["clusterer"])
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}; make the labels first") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except NOT_AS_WRITTEN as error:
         raise ConfigError(f"{path} holds no labels ({type(error).__name__}: {error})") from None
     return _derive(collection, clusterer, found)
 

@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import DecodeError, ModelError
 from ..interrupts import HeldInterrupt
 from ..protocols import FloatArray, TapPoint
+from .aborts import loading
 from .logs import first_complaint, forget_complaints
 from .model import LlamaModel
 from .native import C
@@ -104,7 +105,7 @@ class LlamaContext:
         elif self.taps:
             parameters.cb_eval = self.taps.callback
         forget_complaints()
-        with HeldInterrupt() as held:  # llama.cpp logs, and the log is a callback
+        with loading(model.path), HeldInterrupt() as held:  # llama.cpp logs, and the log is a callback
             self.handle: Any = C.llama_init_from_model(model.handle, parameters)
         if not self.handle:
             raise ModelError(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import ConfigError
 from ..roles import Role
 from .ggufcheck import check_gguf
-from .native import GgufInitParams, ggml_base
+from .native import C, GgufInitParams, ggml_base
 
 _CACHE_BYTES = 2  # keys and values are float16
 _U32, _STRING, _ARRAY = 4, 8, 9  # GGUF_TYPE_UINT32 and so on
@@ -20,10 +22,10 @@ _SPARE_BYTES = 256 * 2**20
 _N_UBATCH = 512
 
 
-def needed_bytes(path: Path, n_ctx: int, n_lanes: int) -> int:
-    """About what one model takes: its weights, its caches, and the buffers of a batch. Raises ModelError.
+def needed_bytes(path: Path, n_ctx: int, n_lanes: int, n_gpu_layers: int = 0) -> int:
+    """About what one model takes of the main memory: its weights, its caches, and the buffers of a batch.
 
-    For memories that are no plain cache it is an upper bound.
+    For memories that are no plain cache it is an upper bound. Layers on a GPU take none. Raises ModelError.
     """
     check_gguf(path)
     facts = _header(path)
@@ -34,7 +36,14 @@ def needed_bytes(path: Path, n_ctx: int, n_lanes: int) -> int:
     n_ctx = min(n_ctx, facts["context_length"] or n_ctx)
     caches = n_layer * n_head_kv * per_head * n_ctx * n_lanes * _CACHE_BYTES
     buffers = _N_UBATCH * (facts["vocab_size"] + 8 * n_embd) * 4
-    return path.stat().st_size + caches + buffers
+    return math.ceil((path.stat().st_size + caches) * _share_here(n_gpu_layers, n_layer)) + buffers
+
+
+def _share_here(n_gpu_layers: int, n_layer: int) -> float:
+    """The share of a model's layers that stay in the main memory."""
+    if n_gpu_layers == 0 or n_layer == 0 or not C.llama_supports_gpu_offload():
+        return 1.0
+    return max(0.0, 1 - n_gpu_layers / n_layer) if n_gpu_layers > 0 else 0.0
 
 
 _KEYS = (
@@ -83,27 +92,42 @@ def free_bytes(root: Path = Path("/")) -> int | None:
     return min(bounds, default=None)
 
 
-def check_fits(paths: Mapping[Role, Path], n_ctx: int, n_lanes: int) -> None:
-    """Raise ConfigError, with the numbers, when models and lanes would not fit into the memory that is free."""
-    free = free_bytes()
-    if free is None:
-        return
-    needed = {role: needed_bytes(path, n_ctx, n_lanes) for role, path in paths.items()}
-    total = sum(needed.values()) + _SPARE_BYTES
-    if total > free:
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be loaded: files, tokens of context for each lane, and layers on a GPU, by role."""
+
+    paths: Mapping[Role, Path]
+    n_ctx: int
+    n_gpu_layers: Mapping[Role, int] = field(default_factory=dict)
+
+    def needed(self, n_lanes: int) -> dict[Role, int]:
+        """Bytes of main memory by role."""
+        layers = self.n_gpu_layers
+        return {role: needed_bytes(path, self.n_ctx, n_lanes, layers.get(role, 0)) for role, path in self.paths.items()}
+
+    def check(self, n_lanes: int) -> None:
+        """Raise ConfigError, with the numbers, when this would not fit into the memory that is free."""
+        free = free_bytes()
+        if free is None:
+            return
+        needed = self.needed(n_lanes)
+        total = sum(needed.values()) + _SPARE_BYTES
+        if total <= free:
+            return
+        lanes = f"{n_lanes} lanes of {self.n_ctx:,} tokens need" if n_lanes > 1 else f"{self.n_ctx:,} tokens need"
         parts = ", ".join(f"{role} {size / 2**30:.1f}" for role, size in needed.items())
+        smaller = "fewer --lanes or a smaller -c" if n_lanes > 1 else "a smaller -c or smaller models"
         raise ConfigError(
-            f"{n_lanes} lanes of {n_ctx:,} tokens need about {total / 2**30:.1f} GiB of memory ({parts}), and "
-            f"{free / 2**30:.1f} are free; use fewer --lanes or a smaller -c"
+            f"{lanes} about {total / 2**30:.1f} GiB of memory ({parts}), and {free / 2**30:.1f} are free; "
+            f"end other programs, use {smaller}, or try all the same with --no-check-memory"
         )
 
-
-def lanes_that_fit(paths: Mapping[Role, Path], n_ctx: int, most: int) -> int:
-    """The largest number of lanes, at most `most`, for which the memory suffices; at least 1."""
-    free = free_bytes()
-    if free is None:
-        return most
-    for n_lanes in range(most, 1, -1):
-        if sum(needed_bytes(path, n_ctx, n_lanes) for path in paths.values()) + _SPARE_BYTES <= free:
-            return n_lanes
-    return 1
+    def lanes_that_fit(self, most: int) -> int:
+        """The largest number of lanes, at most `most`, for which the memory suffices; at least 1."""
+        free = free_bytes()
+        if free is None:
+            return most
+        for n_lanes in range(most, 1, -1):
+            if sum(self.needed(n_lanes).values()) + _SPARE_BYTES <= free:
+                return n_lanes
+        return 1

@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import ModelError
 from ..interrupts import HeldInterrupt
 from ..modelinfo import ModelInfo
+from .aborts import loading, say_aborts
 from .ggufcheck import check_gguf
 from .logs import first_complaint, forget_complaints, route_logs
 from .native import C
@@ -24,6 +25,7 @@ _backend_ready = False
 def _start_backend() -> None:
     global _backend_ready
     route_logs()
+    say_aborts()
     if not _backend_ready:
         C.llama_backend_init()
         _backend_ready = True
@@ -41,7 +43,7 @@ class LlamaModel:
         parameters.n_gpu_layers = n_gpu_layers
         if not weights:  # llama.cpp wants no mapping of the file then
             parameters.no_alloc, parameters.load_mode = True, C.LLAMA_LOAD_MODE_NONE
-        with HeldInterrupt() as held:
+        with loading(path), HeldInterrupt() as held:
             # llama.cpp gives up loading when this answers False.
             parameters.progress_callback = C.llama_progress_callback(lambda _share, _data: held.error is None)
             handle = C.llama_model_load_from_file(os.fsencode(path), parameters)

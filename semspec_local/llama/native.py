@@ -42,6 +42,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gguf_get_tensor_name": (c_char_p, [c_void_p, c_int64]),
     "gguf_get_tensor_offset": (c_size_t, [c_void_p, c_int64]),
     "gguf_get_tensor_size": (c_size_t, [c_void_p, c_int64]),
+    "ggml_set_abort_callback": (c_void_p, [c_void_p]),
 }
 
 

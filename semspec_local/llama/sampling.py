@@ -57,9 +57,10 @@ class LlamaSampler:
         self._pointer = ctypes.cast(self._candidates.ctypes.data, C.llama_token_data_p)
         self.reseed(seed)
 
-    def reseed(self, seed: int) -> None:
-        """Start the random numbers again."""
+    def reseed(self, seed: int, config: SamplingConfig | None = None) -> None:
+        """Start the random numbers again; with another configuration where one is given."""
         check_seed(seed)
+        self._config = config or self._config
         self._stack.close()
         chain: Any = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         self._stack.callback(C.llama_sampler_free, chain)

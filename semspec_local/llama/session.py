@@ -111,8 +111,8 @@ class LlamaStepModel:
     def n_past(self) -> int:
         return len(self.tokens)
 
-    def reseed(self, seed: int) -> None:
-        self._sampler.reseed(seed)
+    def reseed(self, seed: int, sampling: SamplingConfig | None = None) -> None:
+        self._sampler.reseed(seed, sampling)
 
     # -- reading and writing ------------------------------------------------------------------------
 
@@ -129,7 +129,8 @@ class LlamaStepModel:
         if len(tokens) >= self.n_ctx:
             raise ConfigError(
                 f"the question is too long: {len(tokens):,} tokens with its template, and the context holds "
-                f"{self.n_ctx:,} (with room for an answer); use a larger -c or a shorter question"
+                f"{self.n_ctx:,} (with room for an answer); use a larger -c or a shorter question, "
+                "or leave out its beginning with --overflow truncate-left"
             )
 
     def propose(self, reader: StepReader, *, logprobs: bool = False) -> ModelStep:

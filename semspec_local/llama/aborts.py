@@ -1,0 +1,53 @@
+"""llama.cpp gives up on some broken files, and on errors of its own, by aborting the process.
+
+Nothing can be saved then, but it can be said: one line, and an exit code that tells a file from a failure, in place of
+a backtrace and a core dump.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ..errors import DecodeError, ModelError
+from .native import ggml_base
+
+_path: Path | None = None
+
+
+def _on_abort(message: bytes | None) -> None:
+    text = " ".join((message or b"no reason given").decode("utf-8", errors="replace").split())
+    reason = re.sub(r"^\S*/", "", text)  # where the source lay when it was built
+    if _path is not None:
+        said, code = f"{_path} cannot be loaded: llama.cpp gave up ({reason}); download it again", ModelError.exit_code
+    else:
+        said, code = f"llama.cpp gave up ({reason}); what was written so far is kept", DecodeError.exit_code
+    with suppress(Exception):
+        sys.stdout.flush()
+    os.write(2, f"Error: {said}\n".encode())
+    os._exit(code)
+
+
+# ggml keeps the pointer: the object must live as long as the process.
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_on_abort)
+
+
+def say_aborts() -> None:
+    """Let an abort of llama.cpp end the process in one line; calling it again is harmless."""
+    ggml_base().ggml_set_abort_callback(_CALLBACK)
+
+
+@contextmanager
+def loading(path: Path) -> Iterator[None]:
+    """Inside, an abort is this file's fault."""
+    global _path
+    before, _path = _path, path
+    try:
+        yield
+    finally:
+        _path = before
