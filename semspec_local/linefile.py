@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,8 @@ class LineFile:
         self._stream = self.path.open("ab")
 
     def close(self) -> None:
-        self._stream.close()
+        with suppress(OSError):  # each line was flushed; what could not be was raised then
+            self._stream.close()
 
     def __enter__(self) -> Self:
         return self

@@ -101,14 +101,13 @@ def test_a_file_of_something_else_is_left_alone(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full on this system")
 def test_a_full_disk_is_said_with_what_is_safe(tmp_path):
     path = tmp_path / "out.jsonl"
-    with OutputFile(path, MANIFEST) as out:
+    said = r"No space left on device; 1 finished items are safe in it"
+    with pytest.raises(OutputError, match=said), OutputFile(path, MANIFEST) as out:
         out.append(line("a"))
         out._stream.close()
-        out._stream = Path("/dev/full").open("ab")  # noqa: SIM115 - closed below
-        with pytest.raises(OutputError, match=r"No space left on device; 1 finished items are safe in it"):
-            out.append(line("b"))
-        assert out.finished == {"a": False}
-        out._stream.raw.close()
+        out._stream = Path("/dev/full").open("ab")  # noqa: SIM115 - closed at the end of the `with`
+        out.append(line("b"))
+    assert out.finished == {"a": False}
 
 
 def test_order_is_that_of_the_input(tmp_path):
