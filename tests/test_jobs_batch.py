@@ -182,7 +182,7 @@ def test_a_job_with_good_and_bad_lines(questions, tmp_path):
     done = batch(questions, "-o", out, *QUICK, "--traces", traces)
     assert done.returncode == 3, done.stderr
     found = {item["id"]: item for item in read(out)}
-    assert sorted(found) == sorted([*(f"q{i}" for i in range(6)), "line-7", "off"])
+    assert sorted(found) == sorted([*(f"q{i}" for i in range(6)), "line-7", "line-8", "off"])
     for i, problem in enumerate(problems(31, 6)):
         item = found[f"q{i}"]
         assert (
@@ -193,9 +193,9 @@ def test_a_job_with_good_and_bad_lines(questions, tmp_path):
         assert item["answer"].isdigit() and 0 < int(item["answer"]) < 100, problem
     assert found["line-7"]["error"]["message"].startswith("line 7: got a list")
     assert "nope" in found["off"]["error"]["message"]
-    assert "8 items in" in done.stderr and "2 failed" in done.stderr
+    assert "9 items in" in done.stderr and "3 failed" in done.stderr
     again = batch(questions, "-o", out, *QUICK)
-    assert again.returncode == 3 and "8 of 8 items are finished already" in again.stderr
+    assert again.returncode == 3 and "9 of 9 items are finished already" in again.stderr
     assert {item["id"]: item for item in read(out)} == found
 
 

@@ -134,18 +134,18 @@ def collect(
 @click.option(
     "--head",
     "heads",
-    type=click.Choice(["linear", "mlp"]),
+    type=click.Choice(["linear", "mlp", "ridge"]),
     multiple=True,
     default=("linear", "mlp"),
-    help="Heads to try for the probes of one model.",
+    help="Heads to try for the probes of one model; ridge, for few problems, is chosen by cross-validation.",
 )
 @click.option(
     "--joint-head",
     "joint_heads",
-    type=click.Choice(["linear", "mlp"]),
+    type=click.Choice(["linear", "mlp", "stacked"]),
     multiple=True,
     default=("linear", "mlp"),
-    help="Heads to try for the probe of both.",
+    help="Heads to try for the probe of both; stacked, for few problems, is made of two ridge probes.",
 )
 @click.option(
     "--folds",

@@ -28,8 +28,9 @@ from .folds import predict_out_of_fold
 from .joint import TrainedJoint, train_joint
 from .joint_rows import judged_rows
 from .labels import RECIPES, Labels, label_facts, read_labels, taught_rows
+from .ridge import trainer
 from .split import PARTS, Split, split_by_problem, split_without_test
-from .train import FittedHead, TrainConfig, TrainedProbe, kind_line, train_probe
+from .train import FittedHead, TrainConfig, TrainedProbe, kind_line
 
 REPORT_VERSION = 1
 
@@ -61,7 +62,7 @@ def build_probes(
     split = (split_without_test if folds else split_by_problem)(collection.problem_ids, config.seed)
     sizes = {part: len(getattr(split, part)) for part in PARTS}
     say(f"problems: {sizes}; in two parts: {split.n_overlap}")
-    probes = {role: train_probe(collection, labels, split, role, config, say=say) for role in ROLES}
+    probes = {role: trainer(config)(collection, labels, split, role, config, say=say) for role in ROLES}
     joint = train_joint(collection, labels, split, {r: p.kind for r, p in probes.items()}, config, say=say)
     said: dict[ProbeRole, NDArray[np.float64]] = {"joint": joint.predict(collection)}
     said |= {role: _predict_all(collection, probe) for role, probe in probes.items()}
@@ -153,7 +154,7 @@ def _test_joint(
     return {
         "reads": {role: kind_line(kind) for role, kind in joint.kinds.items()},
         "features": list(joint.features),
-        "chosen": min(joint.sweep, key=lambda line: line["validation_mse"]),
+        "chosen": joint.head.line(),
         "n_rows": {**joint.n_rows, "test": int(rows.sum())},
         "test": evaluate.probe_quality(share, predicted[rows], problems, seed=seed, n_resamples=n_resamples),
         "test_constant": evaluate.probe_quality(share, constant, problems, seed=seed, n_resamples=n_resamples),

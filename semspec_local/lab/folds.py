@@ -19,8 +19,9 @@ from .collection import Collection
 from .joint import train_joint
 from .joint_rows import judged_rows
 from .labels import Labels
+from .ridge import trainer
 from .split import fold_by_problem
-from .train import TrainConfig, kind_line, train_probe
+from .train import TrainConfig, kind_line
 
 CALIBRATED = "semantic-joint"
 """The policy whose thresholds are chosen from the folds."""
@@ -70,7 +71,7 @@ def predict_out_of_fold(
     for number, split in enumerate(fold_by_problem(collection.problem_ids, n_folds, config.seed), start=1):
         say(f"fold {number} of {n_folds}")
         test = split.mask("test", collection.problem_ids)
-        probes = {role: train_probe(collection, labels, split, role, config) for role in ROLES}
+        probes = {role: trainer(config)(collection, labels, split, role, config) for role in ROLES}
         for role, probe in probes.items():
             rows = test & usable
             predicted[role][rows] = probe.head.predict(collection.states(role, probe.kind)[rows])
@@ -79,5 +80,5 @@ def predict_out_of_fold(
         predicted["joint"][test & judged] = joint.predict(collection)[test & judged]
         plain = train_joint(collection, labels, split, {}, config)
         features_alone[test & judged] = plain.predict(collection)[test & judged]
-        chosen.append({role: kind_line(kind) for role, kind in kinds.items()} | {"head": joint.head.head})
+        chosen.append({role: kind_line(kind) for role, kind in joint.kinds.items()} | {"head": joint.head.head})
     return OutOfFold(predicted, features_alone, tuple(chosen), n_folds)

@@ -5,7 +5,7 @@ It is taught on draft-written steps only, which is what it will judge. Imports t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +18,11 @@ from ..roles import Role
 from .collection import Collection, StateKind
 from .joint_rows import joined, judged_rows
 from .labels import Labels
+from .ridge import fit_stacked, fitted, taught
 from .split import Split
-from .train import FittedHead, Rows, TrainConfig, fit_all
+from .train import JOINT_HEADS, FittedHead, Rows, TrainConfig, fit_all
+
+STACKED = JOINT_HEADS[-1]
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,11 @@ def train_joint(
 ) -> TrainedJoint:
     """Fit every head on the states of `kinds` and all features; keep the best on validation.
 
-    Without `kinds` it is what the features can say alone: the thing to beat.
+    Without `kinds` it is what the features can say alone: the thing to beat. The head `stacked` chooses the kinds
+    itself, for the roles that are named.
     """
+    if config.joint_heads == (STACKED,):
+        return _train_stacked(collection, labels, split, tuple(kinds), config, say)
     rows = judged_rows(collection)
     states, share = joined(collection, kinds, FEATURES), labels.target_share
     masks = {part: rows & split.mask(part, collection.problem_ids) for part in ("train", "validation")}
@@ -73,4 +79,32 @@ def train_joint(
         sweep=tuple(fitted.line() for fitted in fits),
         n_rows={part: int(mask.sum()) for part, mask in masks.items()},
         train_label_mean=float(share[masks["train"]].mean()),
+    )
+
+
+def _train_stacked(
+    collection: Collection,
+    labels: Labels,
+    split: Split,
+    roles: Sequence[Role],
+    config: TrainConfig,
+    say: Callable[[str], None],
+) -> TrainedJoint:
+    judged = judged_rows(collection)
+    rows = (collection.n_tokens > 0) & taught(split, collection.problem_ids)
+    if not (rows & judged).any():
+        raise ConfigError("no step of the draft is left to learn from; collect more problems")
+    found = fit_stacked(collection, labels, rows, judged, roles, FEATURES, config.seed)
+    share = labels.target_share[rows & judged]
+    inputs = joined(collection, found.kinds, FEATURES)[rows & judged]
+    head = fitted(STACKED, found.penalty, found.mlp, inputs, share, found.unseen)
+    say(f"{'joint' if roles else 'features alone'}, {STACKED}: cross-validated MSE {head.validation_mse:.4f}")
+    return TrainedJoint(
+        kinds=found.kinds,
+        features=FEATURES,
+        head=head,
+        validation_rows=inputs[: len(head.validation_probs)],
+        sweep=found.sweep,
+        n_rows={"train": len(share)},
+        train_label_mean=float(share.mean()),
     )

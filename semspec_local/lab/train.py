@@ -29,7 +29,10 @@ from .collection import Collection, StateKind
 from .labels import DEFAULT_RECIPE, RECIPES, Labels, Recipe, taught_rows
 from .split import Split
 
-HEADS = ("linear", "mlp")
+HEADS = ("linear", "mlp", "ridge")
+JOINT_HEADS = ("linear", "mlp", "stacked")
+"""`ridge` and `stacked` are chosen otherwise than the others (see `ridge`), and go alone."""
+
 LOSSES = ("mse", "bce")
 
 MIN_STD = 1e-6
@@ -48,8 +51,8 @@ class TrainConfig:
     """
 
     recipe: Recipe = DEFAULT_RECIPE
-    heads: tuple[str, ...] = HEADS
-    joint_heads: tuple[str, ...] = HEADS
+    heads: tuple[str, ...] = HEADS[:2]
+    joint_heads: tuple[str, ...] = JOINT_HEADS[:2]
     hidden: tuple[int, ...] = (256, 64)
     dropout: float = 0.3
     loss: Literal["mse", "bce"] = "mse"
@@ -63,9 +66,11 @@ class TrainConfig:
     n_threads: int = 1
 
     def __post_init__(self) -> None:
-        for heads in (self.heads, self.joint_heads):
-            if not heads or not set(heads) <= set(HEADS):
-                raise ConfigError(f"heads are {heads}; wanted some of {', '.join(HEADS)}")
+        for heads, known in ((self.heads, HEADS), (self.joint_heads, JOINT_HEADS)):
+            if not heads or not set(heads) <= set(known):
+                raise ConfigError(f"heads are {', '.join(heads) or 'none'}; wanted some of {', '.join(known)}")
+            if known[-1] in heads and len(heads) > 1:
+                raise ConfigError(f"heads are {', '.join(heads)}; {known[-1]} goes alone, for it is chosen otherwise")
         if self.recipe not in RECIPES:
             raise ConfigError(f"recipe is {self.recipe!r}; wanted {' or '.join(RECIPES)}")
         if self.loss not in LOSSES:
@@ -106,7 +111,7 @@ class FittedHead:
         """What a sweep's table says of it."""
         return {
             "head": self.head,
-            "penalty" if self.head == "linear" else "learning_rate": self.setting,
+            "learning_rate" if self.head == "mlp" else "penalty": self.setting,
             "n_epochs": self.n_epochs,
             "train_mse": self.train_mse,
             "validation_mse": self.validation_mse,
