@@ -68,7 +68,9 @@ class RunConfig:
     max_tokens: int = _option(2048, "Stop after this many committed tokens.")
     answer_by: AnswerBy = _option("target", "Who writes the answer after a model has finished thinking.")
     think_budget: int | None = _option(None, "Close the thinking of a reasoning model after this many tokens.")
-    give_up: bool = _option(True, "Stop drafting in a run where it loses time, by the costs that `costs` measured.")
+    give_up: bool = _option(
+        True, "Stop drafting where it loses time, by what `costs` measured: in a run, and in a batch of one lane."
+    )
     overflow: Overflow = _option(
         "error", "What becomes of a question that is too long: it is refused, or its beginning is left out."
     )

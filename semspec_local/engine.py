@@ -72,8 +72,8 @@ class Speculation:
         self._clock = clock
         self.target = Side(target, prompts.target)
         self.counters = Counters(n_prompt_tokens=len(prompts.target))
-        self._pays, self._gave_up = pays, policy.drafts and pays is not None and not pays(self.counters)
-        drafts = policy.drafts and not self._gave_up
+        self._pays, self.gave_up = pays, policy.drafts and pays is not None and not pays(self.counters)
+        drafts = policy.drafts and not self.gave_up
         self.draft = Side(draft, prompts.draft) if draft is not None and drafts else None
         self.bridge = Bridge(self.draft.model.vocabulary, target.vocabulary) if self.draft is not None else None
         self.prefix = Prefix(opened=prompts.thinking)
@@ -273,9 +273,9 @@ class Speculation:
 
     def _gives_up(self) -> bool:
         """Is drafting not worth its time? Then the draft reads no further."""
-        if self.draft is not None and not self._gave_up and self._pays is not None and not self._pays(self.counters):
-            self._gave_up, self.draft.active = True, False
-        return self._gave_up
+        if self.draft is not None and not self.gave_up and self._pays is not None and not self._pays(self.counters):
+            self.gave_up, self.draft.active = True, False
+        return self.gave_up
 
     @property
     def _budget(self) -> int:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from .config import RunConfig
 from .engine import Prompts
 from .errors import ConfigError
-from .roles import Role
+from .policy import POLICIES
+from .roles import ROLES, Role
 
 if TYPE_CHECKING:
     from .llama.chat import ChatTemplate, Prompt
@@ -38,6 +39,9 @@ class Prompting:
         """The question as each model reads it. Raises ConfigError for one that is empty, or too long for a context."""
         messages = self._messages(question, system)
         known = self._known(options)
+        # A draft that a run does not use limits it in nothing.
+        roles = ROLES if POLICIES[config.policy].drafts else ROLES[:1]
+        known = {role: given for role, given in known.items() if role in roles}
         rendered = self._render(messages, known)
         n_cut = 0
         if config.overflow == "truncate-left" and not self._fits(rendered, 1):
@@ -76,7 +80,7 @@ class Prompting:
         return {role: {name: options[name] for name in names if name in options} for role, names in known.items()}
 
     def _render(self, messages: _Messages, options: Mapping[Role, Mapping[str, Any]]) -> dict[Role, Prompt]:
-        return {role: chat.render(messages, options[role]) for role, chat in self._chats.items()}
+        return {role: self._chats[role].render(messages, given) for role, given in options.items()}
 
     def _fits(self, rendered: Mapping[Role, Prompt], n_answer: int) -> bool:
         """Does every model have room for so many tokens after the prompt, or for its part of the context?"""

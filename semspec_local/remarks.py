@@ -24,6 +24,9 @@ RemarkKind = Literal[
 
 N_LAST_STEPS = 8
 MIN_STEPS_TO_JUDGE = 5
+SLOWER = 0.95
+"""Below this share of the target's measured speed a run lost time; costs are measured no more finely than that."""
+
 LOW_ACCEPTANCE = 0.3
 """Below this share of accepted steps no known machine gains from drafting: break-even is far higher."""
 
@@ -55,7 +58,7 @@ def remarks_of(
     found = [*_about_prompt_and_context(speculation)]
     if policy.drafts:
         found += [Remark("probe_mismatch", warning) for warning in probe_warnings]
-        found += _about_drafting(records, counters, c_t_alone)
+        found += _about_drafting(speculation, records, counters, c_t_alone)
         found += _about_scores(policy, records)
     return found
 
@@ -64,14 +67,17 @@ def _about_prompt_and_context(speculation: Speculation) -> Iterator[Remark]:
     if n_cut := speculation.prompts.n_chars_cut:
         yield Remark("prompt_cut", f"The question did not fit: its first {n_cut:,} characters were left out.")
     if speculation.stop_reason == "context_full":
-        n_ctx = min(side.model.n_ctx for side in speculation.sides())
-        yield Remark("context_full", f"The context of {n_ctx:,} tokens is full, so the text ends here; -c widens it.")
+        sides = speculation.sides()[: 1 if speculation.gave_up else 2]
+        n_ctx = min(sides, key=lambda side: side.room).model.n_ctx
+        yield Remark("context_full", f"The context of {n_ctx:,} tokens is full, so the text ends here (see -c).")
 
 
-def _about_drafting(records: Sequence[StepRecord], counters: Counters, c_t_alone: float | None) -> Iterator[Remark]:
-    if any(record.reason == "no_gain" for record in records):
-        rate = counters.step_acceptance_rate
-        seen = "at any acceptance" if rate is None else f"when {rate:.0%} of steps are accepted"
+def _about_drafting(
+    speculation: Speculation, records: Sequence[StepRecord], counters: Counters, c_t_alone: float | None
+) -> Iterator[Remark]:
+    if speculation.gave_up:
+        rate = counters.token_acceptance_rate
+        seen = "at any acceptance" if rate is None else f"when {rate:.0%} of its tokens are accepted"
         yield Remark(
             "gave_up",
             f"Drafting was given up: by the costs that were measured here it is slower than the target alone {seen} "
@@ -79,10 +85,8 @@ def _about_drafting(records: Sequence[StepRecord], counters: Counters, c_t_alone
         )
         return
     if not counters.n_proposed_steps:
-        why = "the target's first step was all (see --n-prime)"
-        if counters.propose_s:
-            why = "no step that the draft wrote could be verified"
-        yield Remark("draft_inactive", f"The draft is loaded and was of no use: {why}.")
+        if speculation.stop_reason not in (None, "interrupted", "error") and not counters.n_tokens_by_draft:
+            yield Remark("draft_inactive", f"The draft is loaded and was of no use: {_why_inactive(records)}.")
         return
     last = [record.accepted for record in records if record.accepted is not None][-N_LAST_STEPS:]
     if len(last) >= MIN_STEPS_TO_JUDGE and sum(last) < LOW_ACCEPTANCE * len(last):
@@ -92,7 +96,7 @@ def _about_drafting(records: Sequence[StepRecord], counters: Counters, c_t_alone
             "try a better draft, another policy or threshold, or --policy never.",
         )
     tps = counters.decode_tps
-    if tps is not None and c_t_alone is not None and tps * c_t_alone < 1:
+    if len(last) >= MIN_STEPS_TO_JUDGE and tps is not None and c_t_alone is not None and tps * c_t_alone < SLOWER:
         yield Remark(
             "slower_than_target",
             f"Speculation lost time: {tps * c_t_alone:.2f} times the speed that was measured of the target alone; "
@@ -100,10 +104,17 @@ def _about_drafting(records: Sequence[StepRecord], counters: Counters, c_t_alone
         )
 
 
+def _why_inactive(records: Sequence[StepRecord]) -> str:
+    reasons = {record.reason for record in records if record.committed}
+    if reasons <= {"priming"}:
+        return "the target's first step was all (see --n-prime)"
+    if "forced_target" in reasons:
+        return "no step that it wrote could be verified"
+    return "there was no step that it could have written"
+
+
 def _about_scores(policy: Policy, records: Sequence[StepRecord]) -> Iterator[Remark]:
     if n := sum(policy.is_near(record.score, record.threshold) for record in records):
-        decisions = "1 decision lies" if n == 1 else f"{n} decisions lie"
-        yield Remark(
-            "near_threshold",
-            f"{decisions} so close to the threshold that rounding, as elsewhere, may turn what follows.",
-        )
+        decisions = "1 decision lay" if n == 1 else f"{n} decisions lay"
+        said = f"{decisions} so close to the threshold that other rounding may turn it, as on another machine."
+        yield Remark("near_threshold", said)

@@ -347,8 +347,11 @@ def test_what_cannot_pay_at_any_acceptance_is_given_up_at_once():
 
 
 def test_a_run_and_a_batch_give_up_by_measured_costs_unless_told_otherwise(command, questions, tmp_path):
-    key = cost_key(Sources.from_pair("tiny"), ModelConfig(n_threads=1))
-    store_costs(key, replace(COSTS, c_t_alone=0.5))
+    sources, models = Sources.from_pair("tiny"), ModelConfig(n_threads=1)
+    key = cost_key(sources, models)
+    with Reasoner(sources, RunConfig(policy="always"), models) as reasoner:
+        losing = replace(COSTS, c_t_alone=0.5, loaded=loaded_facts(reasoner))
+    store_costs(key, losing)
     run = ("run", *TINY, "--seed", "1", "--policy", "always", "-n", "60", questions.read_text())
     stats = json.loads(command(*run, "--json")[1])["stats"]
     assert stats["n_tokens_by_draft"] == 0 and [one["kind"] for one in stats["remarks"]] == ["gave_up"]
@@ -357,5 +360,7 @@ def test_a_run_and_a_batch_give_up_by_measured_costs_unless_told_otherwise(comma
     out = tmp_path / "out.jsonl"
     code, _, err = command("batch", questions, "-o", out, *TINY, "--lanes", "1", "--policy", "always")
     assert code == 0 and "gave_up 1" in err
-    store_costs(key, replace(COSTS, c_t_alone=0.5, spread=2.0))
+    other = [*run, "--policy", "loglik-ratio", "--threshold", "0", "--json"]
+    assert json.loads(command(*other)[1])["stats"]["n_tokens_by_draft"] > 0, "nor do costs of another policy decide"
+    store_costs(key, replace(losing, spread=2.0))
     assert json.loads(command(*run, "--json")[1])["stats"]["n_tokens_by_draft"] > 0, "noisy costs decide nothing"

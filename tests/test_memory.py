@@ -50,6 +50,15 @@ def test_a_broken_file_is_said_to_be_broken(tmp_path):
             },
             2_000_000,
         ),
+        (
+            {
+                "proc/meminfo": "MemAvailable: 4096 kB\n",
+                "sys/fs/cgroup/memory.max": "3000000\n",
+                "sys/fs/cgroup/memory.current": "2900000\n",
+                "sys/fs/cgroup/memory.stat": "anon 100\ninactive_file 1500000\nactive_file 300000\nfile 9\n",
+            },
+            1_900_000,
+        ),
         ({"proc/meminfo": "MemAvailable: 4 kB\n", "sys/fs/cgroup/memory.max": "max\n"}, 4096),
         (
             {

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import accumulate
 
 import pytest
+from gguf_factory import write_model
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,10 +145,6 @@ def test_an_unknown_way_of_overflowing_is_refused():
 
 @pytest.mark.case(33)
 def test_a_line_of_a_batch_may_choose_for_itself(tmp_path):
-    from click.testing import CliRunner
-
-    from semspec_local.cli import cli
-
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [
         {"id": "refused", "prompt": "word " * 400},
@@ -154,10 +153,21 @@ def test_a_line_of_a_batch_may_choose_for_itself(tmp_path):
     ]
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = ["batch", source, "-o", output, "--pair", "tiny", "-c", 256, "-n", 4, "-t", 1, "--lanes", 1]
-    done = CliRunner().invoke(cli, list(map(str, words)), standalone_mode=False)
-    assert done.return_value == 3, done.output
+    done = subprocess.run([sys.executable, "-m", "semspec_local", *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
     found = {line["id"]: line for line in map(json.loads, output.read_text().splitlines())}
     assert found["refused"]["status"] == "error" and "--overflow" in found["refused"]["error"]["message"]
     assert found["cut"]["stats"]["n_prompt_chars_cut"] > 0 and found["cut"]["error"] is None
     assert found["short"]["stats"]["n_prompt_chars_cut"] == 0
-    assert "items with remarks (stats.remarks tells): " in done.output and "prompt_cut 1" in done.output
+    assert "items with remarks (stats.remarks tells): " in done.stderr and "prompt_cut 1" in done.stderr
+
+
+def test_a_draft_that_a_line_does_not_use_limits_it_in_nothing(tiny, tmp_path):
+    short = write_model(tmp_path / "short.gguf", seed=5, llama__context_length=64)
+    sources = Sources(target=tiny("llama"), draft=short)
+    with Reasoner(sources, RunConfig(policy="loglik-ratio"), ModelConfig(n_ctx=256, n_threads=1)) as reasoner:
+        question = "word " * 20
+        with pytest.raises(ConfigError, match="holds 64"):
+            reasoner.prompts(question)
+        alone = reasoner.prompts(question, config=RunConfig(policy="never", overflow="truncate-left"))
+    assert alone.n_chars_cut == 0 and not alone.draft and len(alone.target) > 64

@@ -51,7 +51,11 @@ def test_a_run_that_went_well_has_no_remarks():
     ("options", "said"),
     [
         ({"target": ["all" + END]}, "the target's first step was all"),
-        ({"target": ["one\n\n", "two" + END], "draft": [END]}, "no step that the draft wrote could be verified"),
+        ({"target": ["one\n\n", "two" + END], "draft": [END]}, "no step that it wrote could be verified"),
+        (
+            {"target": ["<think>a</think>\n\n", "done" + END], "max_step_tokens": 40},
+            "there was no step that it could have written",
+        ),
     ],
 )
 def test_a_draft_that_was_of_no_use_is_said(options, said):
@@ -60,7 +64,7 @@ def test_a_draft_that_was_of_no_use_is_said(options, said):
 
 
 @pytest.mark.case(10)
-@pytest.mark.parametrize(("after", "seen"), [(0, "at any acceptance"), (2, "when 100% of steps are accepted")])
+@pytest.mark.parametrize(("after", "seen"), [(0, "at any acceptance"), (2, "when 100% of its tokens are accepted")])
 def test_drafting_that_was_given_up_is_said_with_the_way_back(after, seen):
     loop = started(pays=lambda counters: counters.n_proposed_steps < after)
     (remark,) = remarks_of(loop, list(loop))
@@ -84,8 +88,16 @@ def test_it_is_the_last_steps_that_count(accepted):
     assert ("low_acceptance" in kinds(loop, steps)) == low
 
 
+def test_a_draft_that_answers_or_a_run_broken_off_is_not_called_useless():
+    target = ["<think>a</think>\n\n", "never" + END]
+    loop, records = ran(target=target, draft=["done" + END], answer_by="draft")
+    assert loop.counters.n_tokens_by_draft and kinds(loop, records) == []
+    loop.stop_reason, loop.counters.n_tokens_by_draft = "interrupted", 0
+    assert kinds(loop, records) == []
+
+
 @pytest.mark.case(10)
-@pytest.mark.parametrize(("times", "said"), [(0.5, True), (2.0, False)])
+@pytest.mark.parametrize(("times", "said"), [(0.5, True), (0.99, False), (2.0, False)])
 def test_lost_time_is_said_where_the_targets_cost_is_known(times, said):
     loop, records = ran()
     cost = times / loop.counters.decode_tps
@@ -105,7 +117,7 @@ def test_scores_near_the_threshold_are_counted(prob, near):
     assert bool(found) == near
     if near:
         n = sum(record.accepted is not None for record in records)
-        assert f"{n} decisions lie so close" in found[0].text
+        assert f"{n} decisions lay so close" in found[0].text
 
 
 def test_whole_numbers_and_draws_are_never_near():

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..config import ModelConfig
 from ..metrics import Counters
-from ..reasoner import Sources
+from ..reasoner import Reasoner
 from .cost_store import stored_costs
 from .costs import TOKENS_PER_STEP
 from .pair_costs import PairCosts
@@ -35,7 +34,13 @@ class DraftingPays:
         return speedup is None or speedup >= 1
 
 
-def drafting_pays(sources: Sources, models: ModelConfig) -> DraftingPays | None:
-    """The answer for a pair on this machine; None where its costs were never measured, or are not to be trusted."""
-    costs = stored_costs(sources, models)
+def drafting_pays(reasoner: Reasoner) -> DraftingPays | None:
+    """The answer for a loaded pair on this machine.
+
+    None where its costs were never measured with the models loaded as they are (another policy wants other numbers of
+    them), or are not to be trusted.
+    """
+    from .measure_costs import loaded_facts
+
+    costs = stored_costs(reasoner.sources, reasoner.models, loaded_facts(reasoner))
     return DraftingPays(costs) if costs is not None and not costs.noise else None

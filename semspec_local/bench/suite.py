@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from .results import Results, kept_in
 from .run import Bench, Trial, run_trials, trials_of
 from .tasks import BenchItem, BenchTask, find_task, load_task, task_provenance, world_task_items
 from .world_task import Verdicts, verdicts_on
+
+N_WARM_UP = 64
+"""Tokens that an arm writes before it counts, the first ones drafted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +86,7 @@ def running(
     """How many trials there are in all, and an iterator that runs those not done yet, counting up.
 
     What is in the file `out` already is taken up. Each arm is loaded alone first, to see what memory it needs, and
-    answers one question that counts for nothing; then all are loaded.
+    writes some tokens that count for nothing; then all are loaded.
     """
     task, items = find_task(suite.task), suite.items()
     bench = Bench(task, suite.judge(task), timed=suite.timed, energy=EnergyMeter.find())
@@ -97,8 +100,6 @@ def running(
             results.facts |= {"memory_bytes": memory, "calls_back": [arm.name for arm in arms if arm.calls_back]}
             if file is not None:
                 file.keep_facts()
-            for arm in arms:
-                bench.run(arm, trials[0])
             yield len(trials), run_trials(bench, arms, trials, results, file)
 
 
@@ -114,7 +115,9 @@ def _arms(suite: Suite, names: Sequence[str]) -> Any:
 def _warmed(suite: Suite, name: str, bench: Bench, trial: Trial) -> int | None:
     """The memory that an arm needs beyond what this process holds anyway, in bytes; None for another process's."""
     peak = PeakMemory()
-    with _arms(suite, [name]) as arms:
+    few = min(suite.config.max_tokens, N_WARM_UP)
+    brief = replace(suite, config=replace(suite.config, max_tokens=few, n_prime=0))
+    with _arms(brief, [name]) as arms:
         for arm in arms:
             bench.run(arm, trial)
         return None if parse_arm(name).kind == LLAMA_SERVER else peak.bytes()

@@ -178,7 +178,7 @@ def _summary(tally: Tally, setup: _Setup) -> Iterator[str]:
 def _cost(setup: _Setup) -> float | None:
     """The measured seconds per token of the target alone; None where nobody measured them here."""
     costs = stored_costs(setup.sources, setup.models)
-    return costs.c_t_alone if costs is not None else None
+    return costs.c_t_alone if costs is not None and not costs.noise else None
 
 
 def _here(
@@ -190,7 +190,7 @@ def _here(
         if not options["quiet"]:
             _say(f"lanes: {reasoner.n_lanes}")
         if reasoner.n_lanes == 1:  # in lanes a token has other costs
-            reasoner.pays = drafting_pays(setup.sources, setup.models)
+            reasoner.pays = drafting_pays(reasoner)
         yield from Runner(
             reasoner=reasoner,
             seed=setup.seed,

@@ -62,7 +62,7 @@ def run(**options: Any) -> int:
         sources = sources_of(options)
         config = calibrated(config, sources, options["max_accept_error"])
         reasoner = stack.enter_context(Reasoner(sources, config, models))
-        reasoner.pays = drafting_pays(sources, models)
+        reasoner.pays = drafting_pays(reasoner)
         speculation = reasoner.start(
             question, seed=seed, system=options["system"], template_options=options["template_kwargs"]
         )
@@ -74,7 +74,7 @@ def run(**options: Any) -> int:
             trace.header(reasoner.header(question, speculation))
         records, failure = _stream(speculation, trace, options)
         costs = stored_costs(sources, models) if reasoner.policy.drafts else None
-        c_t_alone = costs.c_t_alone if costs is not None else None
+        c_t_alone = costs.c_t_alone if costs is not None and not costs.noise else None
         _report(reasoner.result(speculation, records, c_t_alone=c_t_alone), options, c_t_alone)
         if trace:
             stop_reason = speculation.stop_reason or "interrupted"

@@ -29,7 +29,7 @@ from .joint import TrainedJoint, train_joint
 from .joint_rows import judged_rows
 from .labels import RECIPES, Labels, label_facts, read_labels, taught_rows
 from .ridge import trainer
-from .split import PARTS, Split, split_by_problem, split_without_test
+from .split import PARTS, Split, split_by_problem, split_without_test, without_validation
 from .train import FittedHead, TrainConfig, TrainedProbe, kind_line
 
 REPORT_VERSION = 1
@@ -60,6 +60,8 @@ def build_probes(
     labels = read_labels(collection)
     folds = predict_out_of_fold(collection, labels, config, n_folds, say=say) if n_folds else None
     split = (split_without_test if folds else split_by_problem)(collection.problem_ids, config.seed)
+    if config.cross_validates:
+        split = without_validation(split)
     sizes = {part: len(getattr(split, part)) for part in PARTS}
     say(f"problems: {sizes}; in two parts: {split.n_overlap}")
     probes = {role: trainer(config)(collection, labels, split, role, config, say=say) for role in ROLES}

@@ -244,9 +244,13 @@ def fit_stacked(
         unseen[out] = _sigmoid(fit_logistic(inputs[~out], wanted[~out])(inputs[out])[:, 0])
     whole = _as_one_layer([found.linear for found in chosen.values()], fit_logistic(inputs, wanted))
     line = {"head": "stacked", "penalty": _SECOND_PENALTY, "validation_mse": float(((unseen - wanted) ** 2).mean())}
-    sweep = [line, *(one | {"reader": role} for role, found in chosen.items() for one in found.sweep)]
+    sweep = [line, *({"reader": role, **_best_line(found)} for role, found in chosen.items())]
     kinds = {role: found.kind for role, found in chosen.items()}
     return Stacked(kinds, whole.mlp(sigmoid=True), _SECOND_PENALTY, unseen, tuple(sweep))
+
+
+def _best_line(found: Chosen) -> dict[str, Any]:
+    return min(found.sweep, key=lambda line: line["validation_mse"])
 
 
 def _as_one_layer(probes: Sequence[Standardised], second: Standardised) -> Standardised:

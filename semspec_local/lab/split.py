@@ -60,6 +60,11 @@ def _with_test(problems: Sequence[str], test: frozenset[str]) -> Split:
     return Split(frozenset(others[n_validation:]), frozenset(others[:n_validation]), test)
 
 
+def without_validation(split: Split) -> Split:
+    """The same with the problems for validation among those for training, for heads that need none."""
+    return Split(split.train | split.validation, frozenset(), split.test)
+
+
 def split_by_problem(problem_ids: NDArray[np.str_], seed: int) -> Split:
     """Shuffle the problems with `seed` and cut them 70 / 15 / 15, at least one each; ConfigError below three."""
     problems = sorted(set(problem_ids.tolist()))

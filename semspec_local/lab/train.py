@@ -65,6 +65,11 @@ class TrainConfig:
     seed: int = 0
     n_threads: int = 1
 
+    @property
+    def cross_validates(self) -> bool:
+        """Are all heads chosen by cross-validation, so that no part for validation is needed?"""
+        return (self.heads, self.joint_heads) == (HEADS[-1:], JOINT_HEADS[-1:])
+
     def __post_init__(self) -> None:
         for heads, known in ((self.heads, HEADS), (self.joint_heads, JOINT_HEADS)):
             if not heads or not set(heads) <= set(known):
@@ -89,7 +94,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class FittedHead:
-    """A fitted probe as plain arrays, with `validation_probs` [n], torch's own outputs on the validation rows.
+    """A fitted probe as plain arrays, with `validation_probs` [n], the outputs to which those of its file are compared.
+
+    They are torch's own, on the validation rows; of heads without such rows, NumPy's on some of the train rows.
 
     `setting` is the penalty of a linear head, the learning rate of an MLP. `n_epochs` counts L-BFGS rounds or Adam
     epochs.

@@ -18,13 +18,14 @@ from ..errors import DecodeError, ModelError
 from .native import ggml_base
 
 _path: Path | None = None
+_advice = ""
 
 
 def _on_abort(message: bytes | None) -> None:
     text = " ".join((message or b"no reason given").decode("utf-8", errors="replace").split())
     reason = re.sub(r"^\S*/", "", text)  # where the source lay when it was built
     if _path is not None:
-        said, code = f"{_path} cannot be loaded: llama.cpp gave up ({reason}); download it again", ModelError.exit_code
+        said, code = f"{_path} cannot be loaded: llama.cpp gave up ({reason}); {_advice}", ModelError.exit_code
     else:
         said, code = f"llama.cpp gave up ({reason}); what was written so far is kept", DecodeError.exit_code
     with suppress(Exception):
@@ -43,11 +44,11 @@ def say_aborts() -> None:
 
 
 @contextmanager
-def loading(path: Path) -> Iterator[None]:
-    """Inside, an abort is this file's fault."""
-    global _path
-    before, _path = _path, path
+def loading(path: Path, advice: str) -> Iterator[None]:
+    """Inside, an abort is about this file; `advice` says what to do."""
+    global _path, _advice
+    before, (_path, _advice) = (_path, _advice), (path, advice)
     try:
         yield
     finally:
-        _path = before
+        _path, _advice = before

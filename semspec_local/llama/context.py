@@ -105,7 +105,7 @@ class LlamaContext:
         elif self.taps:
             parameters.cb_eval = self.taps.callback
         forget_complaints()
-        with loading(model.path), HeldInterrupt() as held:  # llama.cpp logs, and the log is a callback
+        with loading(model.path, "try a smaller -c or fewer -ngl"), HeldInterrupt() as held:
             self.handle: Any = C.llama_init_from_model(model.handle, parameters)
         if not self.handle:
             raise ModelError(

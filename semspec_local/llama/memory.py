@@ -81,15 +81,25 @@ def free_bytes(root: Path = Path("/")) -> int | None:
         return None
     found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     bounds = [int(found[1]) * 1024] if found else []
-    for limit, used in (
-        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
-        ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    for folder, limit, used, prefix in (
+        ("sys/fs/cgroup", "memory.max", "memory.current", ""),
+        ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
         try:
-            bounds.append(max(0, int((root / limit).read_text()) - int((root / used).read_text())))
+            most, now = (int((root / folder / name).read_text()) for name in (limit, used))
         except (OSError, ValueError):  # not there, or "max": no limit
             continue
+        bounds.append(max(0, most - now + _file_cache(root / folder / "memory.stat", prefix)))
     return min(bounds, default=None)
+
+
+def _file_cache(path: Path, prefix: str) -> int:
+    """Bytes that a container holds of files it has read, models among them; they are given back when wanted."""
+    try:
+        text = path.read_text()
+    except OSError:
+        return 0
+    return sum(map(int, re.findall(rf"^{prefix}(?:in)?active_file (\d+)$", text, re.MULTILINE)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ class LlamaModel:
         parameters.n_gpu_layers = n_gpu_layers
         if not weights:  # llama.cpp wants no mapping of the file then
             parameters.no_alloc, parameters.load_mode = True, C.LLAMA_LOAD_MODE_NONE
-        with loading(path), HeldInterrupt() as held:
+        with loading(path, "download it again, or use fewer -ngl"), HeldInterrupt() as held:
             # llama.cpp gives up loading when this answers False.
             parameters.progress_callback = C.llama_progress_callback(lambda _share, _data: held.error is None)
             handle = C.llama_model_load_from_file(os.fsencode(path), parameters)

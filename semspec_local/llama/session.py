@@ -129,8 +129,8 @@ class LlamaStepModel:
         if len(tokens) >= self.n_ctx:
             raise ConfigError(
                 f"the question is too long: {len(tokens):,} tokens with its template, and the context holds "
-                f"{self.n_ctx:,} (with room for an answer); use a larger -c or a shorter question, "
-                "or leave out its beginning with --overflow truncate-left"
+                f"{self.n_ctx:,} (with room for an answer); use a larger -c or a shorter question "
+                "(run and batch leave out its beginning with --overflow truncate-left)"
             )
 
     def propose(self, reader: StepReader, *, logprobs: bool = False) -> ModelStep:
