@@ -50,18 +50,18 @@ def test_without_arguments_it_pulls_the_default_pair_and_asks_a_question_of_its_
     setup, look, pull, (*run, question) = demo()
     assert (setup, look) == (["setup"], ["models", "path", "qwen2.5-coder"])
     assert pull == ["models", "pull", "qwen2.5-coder"]
-    assert run == ["run", "--seed", "1", "--"] and question.startswith("A library ")
+    assert run == ["run", "--seed", "2", "--"] and question.startswith("A library ")
 
 
 def test_tiny_asks_the_embedded_pair_and_pulls_nothing(demo):
     setup, (*run, question) = demo("--tiny")
     assert setup == ["setup"]
-    assert run == ["run", "--seed", "1", "--pair", "tiny", "--"] and question.startswith("Anna has 9 shells. ")
+    assert run == ["run", "--seed", "2", "--pair", "tiny", "--"] and question.startswith("Anna has 9 shells. ")
     assert demo("--tiny", "--policy", "never", "-v")[1] == [
-        *("run", "--seed", "1", "--pair", "tiny", "--policy", "never", "-v", "--"),
+        *("run", "--seed", "2", "--pair", "tiny", "--policy", "never", "-v", "--"),
         question,
     ]
-    assert demo("-v", "--tiny")[1] == ["run", "--seed", "1", "-v", "--pair", "tiny", "--", question]
+    assert demo("-v", "--tiny")[1] == ["run", "--seed", "2", "-v", "--pair", "tiny", "--", question]
 
 
 def test_tiny_takes_another_question_and_shows_the_help(demo):
