@@ -269,3 +269,18 @@ def test_the_same_from_python(questions):
     assert in_lanes == {f"q{i}": "ok" for i in range(6)}
     (again,) = jobs.run(asked[2:3], "tiny", config=config, seed=4)
     assert (again.text, again.seed) == (found[2].text, found[2].seed)
+
+
+def test_a_line_may_sample_in_its_own_way(tmp_path):
+    question = next(iter(problems(31, 1))).question
+    cold = {"temperature": 0}
+    lines = [
+        {"id": f"{kind}{seed}", "prompt": question, "semspec": {"seed": seed, **more}}
+        for kind, more in (("cold", cold), ("warm", {"temperature": 5.0, "top_k": 0, "top_p": 1.0}))
+        for seed in (1, 2)
+    ]
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(found) + "\n" for found in lines))
+    assert batch(source, "-o", out, *QUICK, "-n", "40").returncode == 0
+    text = {item["id"]: item["text"] for item in read(out)}
+    assert text["cold1"] == text["cold2"] and len({text["cold1"], text["warm1"], text["warm2"]}) == 3

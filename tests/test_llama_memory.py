@@ -44,7 +44,7 @@ def run(
         target=target,
         draft=draft,
         policy=make_policy(policy, threshold) if isinstance(policy, str) else policy,
-        config=RunConfig(**{"max_tokens": 100, "max_step_tokens": 8, **config}),
+        config=RunConfig(**{"max_tokens": 100, "max_step_tokens": 8, "sampling": target.sampling, **config}),
         probes={"draft": Constant(), "target": Constant()},
         seed=3,
     )
@@ -138,7 +138,7 @@ def test_an_abandoned_run_leaves_the_caches_at_what_was_committed(tiny, kind):
             target=target,
             draft=draft,
             policy=make_policy("random", 0.0),
-            config=RunConfig(max_step_tokens=8),
+            config=RunConfig(max_step_tokens=8, sampling=GREEDY),
             seed=0,
         )
         records = iter(loop)

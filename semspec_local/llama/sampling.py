@@ -48,7 +48,7 @@ class LlamaSampler:
     """
 
     def __init__(self, config: SamplingConfig, *, seed: int, n_vocab: int, n_used: int | None = None) -> None:
-        self._config = config
+        self.config = config
         self._n_used = n_used if n_used is not None else n_vocab
         self._stack = ExitStack()
         self._candidates = np.zeros(n_vocab, dtype=_CANDIDATE)
@@ -60,7 +60,7 @@ class LlamaSampler:
     def reseed(self, seed: int, config: SamplingConfig | None = None) -> None:
         """Start the random numbers again; with another configuration where one is given."""
         check_seed(seed)
-        self._config = config or self._config
+        self.config = config or self.config
         self._stack.close()
         chain: Any = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         self._stack.callback(C.llama_sampler_free, chain)
@@ -69,7 +69,7 @@ class LlamaSampler:
         self._chain = chain
 
     def _samplers(self, seed: int) -> list[Any]:
-        config = self._config
+        config = self.config
         if config.temperature == 0:
             return [C.llama_sampler_init_greedy()]
         return [
@@ -100,7 +100,7 @@ class LlamaSampler:
 
     def draw(self, logits: FloatArray) -> Draw:
         """`sample`, with the distribution that the token was drawn from."""
-        if self._config.temperature == 0:  # llama.cpp's greedy sampler computes no probabilities
+        if self.config.temperature == 0:  # llama.cpp's greedy sampler computes no probabilities
             return Draw.certain(int(logits[: self._n_used].argmax()))
         token = self.sample(logits)
         array, kept = self._array, self._candidates[: self._array.size]

@@ -111,6 +111,11 @@ class LlamaStepModel:
     def n_past(self) -> int:
         return len(self.tokens)
 
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How it draws tokens now."""
+        return self._sampler.config
+
     def reseed(self, seed: int, sampling: SamplingConfig | None = None) -> None:
         self._sampler.reseed(seed, sampling)
 
