@@ -19,6 +19,11 @@ NOT_AS_WRITTEN = (ValueError, KeyError, TypeError, AttributeError, IndexError, A
 """What reading JSON of another shape than expected may raise: missing keys, other types, endless nesting, infinity."""
 
 
+def one_line(text: str) -> str:
+    """A stranger's text for a message: on one line; characters that could command a terminal become blanks."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
 class SemspecError(Exception):
     """Root of all errors raised on purpose; `exit_code` is what the command line returns for it."""
 

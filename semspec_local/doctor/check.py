@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ..errors import one_line
+
 Status = Literal["ok", "warn", "fail"]
 
 
@@ -50,8 +52,3 @@ class Check:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def one_line(text: str) -> str:
-    """Text on one line; characters that could command a terminal become blanks."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..errors import DecodeError, ModelError
+from ..errors import DecodeError, ModelError, one_line
 from .native import ggml_base
 
 _path: Path | None = None
@@ -22,7 +22,7 @@ _advice = ""
 
 
 def _on_abort(message: bytes | None) -> None:
-    text = " ".join((message or b"no reason given").decode("utf-8", errors="replace").split())
+    text = one_line((message or b"no reason given").decode("utf-8", errors="replace"))
     reason = re.sub(r"^\S*/", "", text)  # where the source lay when it was built
     if _path is not None:
         said, code = f"{_path} cannot be loaded: llama.cpp gave up ({reason}); {_advice}", ModelError.exit_code

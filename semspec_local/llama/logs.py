@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from typing import Any
 
+from ..errors import one_line
 from .native import C
 
 logger = logging.getLogger(__name__)
@@ -23,17 +24,12 @@ def _on_log(level: int, text: bytes | None, _user_data: Any) -> None:
     global _last_level
     level = _last_level if level == _CONTINUED else level
     _last_level = level
-    line = _one_line((text or b"").decode("utf-8", errors="replace"))
+    line = one_line((text or b"").decode("utf-8", errors="replace"))
     if not line.strip("."):  # the loader's progress dots
         return
     if level == _ERROR:
         _complaints.append(line)
     logger.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
-
-
-def _one_line(text: str) -> str:
-    """Names of a broken file come along in messages: no line ends, and nothing that commands a terminal."""
-    return "".join(one if one.isprintable() else "\ufffd" for one in " ".join(text.split()))
 
 
 # llama.cpp keeps the pointer: the object must live as long as the process.

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..errors import ConfigError, ProbeError
+from ..errors import one_line as on_one_line
 from ..modelinfo import ModelInfo
 from ..protocols import FloatArray, StepStates, TapPoint
 from ..resources import config_dir, shipped
@@ -358,6 +359,5 @@ def one_line(value: object) -> str:
     """Text from onnxruntime or a stranger's file: one short line without control characters or C++ signatures."""
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (?:Load model from .*? failed:)?", "", str(value))
     text = re.sub(r"\S+\.(?:cc|h):\d+ .*?\) (?=[A-Z])", "", text)
-    text = "".join(letter if letter.isprintable() else " " for letter in text)
-    text = " ".join(text.split())
+    text = on_one_line(text)
     return text if len(text) <= 300 else text[:297] + "..."
