@@ -298,17 +298,18 @@ def test_the_trace_tells_the_whole_run(run, pair):
     assert trace.summary.counters.n_steps == result["stats"]["n_steps"]
 
 
-def test_a_trace_that_cannot_be_written_is_exit_code_2(run, pair):
-    outcome = run("hi", *pair, "--policy", "never", "--trace", "nowhere/t.jsonl")
-    assert outcome.code == 2 and "nowhere/t.jsonl cannot be written" in outcome.error
+def test_a_trace_that_cannot_be_written_is_exit_code_2_before_anything_is_loaded(run):
+    outcome = run("hi", "-m", "missing.gguf", "--policy", "never", "--trace", "nowhere/t.jsonl")
+    assert outcome.code == 2 and "nowhere/t.jsonl cannot be written: there is no folder nowhere" in outcome.error
 
 
 def test_a_run_that_cannot_start_keeps_the_trace_of_an_earlier_one(run, pair, tmp_path):
-    (tmp_path / "t.jsonl").write_text("precious")
+    precious = '{"type": "run", "version": 1}'
+    (tmp_path / "t.jsonl").write_text(precious)
     assert run("hi", "-m", "missing.gguf", "--policy", "never", "--trace", "t.jsonl").code == 4
     assert run("hi", *pair, "--policy", "semantic-greedy", "--trace", "t.jsonl").code == 2
     assert run("long " * 500, *pair, "--policy", "never", "-c", "64", "--trace", "t.jsonl").code == 2
-    assert (tmp_path / "t.jsonl").read_text() == "precious"
+    assert (tmp_path / "t.jsonl").read_text() == precious
 
 
 @pytest.mark.parametrize("link", [False, True])

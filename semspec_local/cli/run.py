@@ -61,6 +61,8 @@ def run(**options: Any) -> int:
     with ExitStack() as stack:
         sources = sources_of(options)
         config = calibrated(config, sources, options["max_accept_error"])
+        if options["trace_file"]:
+            _check_trace(options["trace_file"], [options["question_file"], *sources.files()])
         reasoner = stack.enter_context(Reasoner(sources, config, models))
         reasoner.pays = drafting_pays(reasoner)
         speculation = reasoner.start(
@@ -68,7 +70,6 @@ def run(**options: Any) -> int:
         )
         trace = None
         if options["trace_file"]:
-            _refuse_to_overwrite(options["trace_file"], [options["question_file"], *reasoner.sources.files()])
             # Only now: a run that cannot start does not replace the trace of an earlier one.
             trace = stack.enter_context(TraceWriter(options["trace_file"]))
             trace.header(reasoner.header(question, speculation))
@@ -110,9 +111,14 @@ def _standard_input() -> str:
     return sys.stdin.read()
 
 
-def _refuse_to_overwrite(trace: Path, inputs: Iterable[Path | None]) -> None:
+def _check_trace(trace: Path, inputs: Iterable[Path | None]) -> None:
+    """Before minutes of loading: can the trace be written, and is what stands there an older one?"""
+    if not trace.parent.is_dir():
+        raise ConfigError(f"the trace {trace} cannot be written: there is no folder {trace.parent}")
+    if not os.access(trace if trace.exists() else trace.parent, os.W_OK):
+        raise ConfigError(f"the trace {trace} cannot be written: no permission")
     for path in inputs:
-        if path is not None and trace.exists() and trace.samefile(path):
+        if path is not None and path.exists() and trace.exists() and trace.samefile(path):
             raise ConfigError(f"--trace {trace} is also an input of this run; give the trace a name of its own")
     if trace.is_file() and trace.stat().st_size:
         with trace.open("rb") as file:

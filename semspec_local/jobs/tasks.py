@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from ..answer import after_hashes, final_answer, last_boxed
 from ..questions import BOXED
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,12 @@ class Task:
 
 
 def number_answer(text: str) -> str | None:
-    """The number in the last box or after `####`, without thousands separators and units; None where there is none."""
+    """The number in the last box or after `####`, without thousands separators and units; None where there is none.
+
+    A fraction stays one, written `1/2`.
+    """
     found = last_boxed(text) or after_hashes(text) or ""
-    numbers = _NUMBER.findall(found.replace("\\!", "").replace("{,}", ","))
+    numbers = _NUMBER.findall(_FRACTION.sub(r"\1/\2", found.replace("\\!", "").replace("{,}", ",")))
     return numbers[-1].replace(",", "") if numbers else None
 
 
