@@ -145,6 +145,21 @@ def test_prefixes_may_be_taken_from_solutions_that_both_models_wrote(collect, tm
         collect(folder=both, policy="random", threshold=0.5)
 
 
+@pytest.mark.parametrize(("n_prime", "least"), [(0, 0), (1, 1), (99, None)])
+def test_prefixes_begin_where_a_run_would_draft(collect, tmp_path, n_prime, least):
+    folder = collect(folder=tmp_path / "c", n_prime=n_prime, n_prefixes=20)
+    places: dict[str, list[int]] = {}
+    for row in rows(folder):
+        places.setdefault(row["problem_id"], []).append(row["step_index"])
+    for found in places.values():
+        if least is None:
+            assert len(found) == 1, "a solution that is shorter than that has its last place"
+        else:
+            assert sorted(found) == list(range(least, least + len(found)))
+    with pytest.raises(ConfigError, match=r"holds another collection \(different: n_prime\)"):
+        collect(folder=folder, n_prime=2, n_prefixes=20)
+
+
 def test_other_settings_do_not_mix_into_a_collection(collect):
     collect(n_groups=1)
     with pytest.raises(ConfigError, match=r"holds another collection \(different: n_samples\)"):

@@ -69,6 +69,12 @@ collection_argument = click.argument("collection", type=click.Path(exists=True, 
     help="Who writes the solutions that the prefixes are taken from: the target alone (never), or both, as in a run.",
 )
 @click.option("--threshold", type=float, help="That of --policy.  [default: the policy's own]", show_default=False)
+@click.option(
+    "--n-prime",
+    type=click.IntRange(0),
+    default=RunConfig().n_prime,
+    help="Steps that are never drafted, as in run: prefixes hold at least so many.",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, help="Seed of samples and prefixes.")
 @click.option("--time-budget", type=click.FloatRange(0, min_open=True), metavar="MINUTES", help="Stop after so long.")
 @click.option("-t", "--threads", type=click.IntRange(1), default=default_threads, help="CPU threads.")
@@ -85,6 +91,7 @@ def collect(
     post: bool,
     policy: str,
     threshold: float | None,
+    n_prime: int,
     seed: int,
     time_budget: float | None,
     threads: int,
@@ -105,6 +112,7 @@ def collect(
         seed=seed,
         policy=policy,
         threshold=threshold,
+        n_prime=n_prime,
     )
     problems, name = problems_of(data, limit, offset)
     with Collector(collection, Sources.from_pair(files.name), config, name) as collector:

@@ -41,6 +41,9 @@ _SOLUTION_ROUNDS = 2
 
 _N_CTX = 1024
 
+N_PRIME = RunConfig().n_prime
+"""A run of default settings drafts from here on."""
+
 _NO_BOUNDARY = "\0"  # a whole solution is written as one step
 
 
@@ -65,6 +68,8 @@ class CollectConfig:
     """Who writes the solutions: the target alone, or both as at run time, so that probes are taught behind what they
     will stand behind: drafted steps, with the errors that a policy lets through."""
     threshold: float | None = None
+    n_prime: int = N_PRIME
+    """Steps that nobody drafts: prefixes hold at least so many, where the solution has more."""
 
 
 @dataclass
@@ -147,12 +152,14 @@ class Collector:
         }
         if config.policy != TARGET_ALONE:
             header["solutions"] = self._written_by()
+        if config.n_prime != N_PRIME:
+            header["n_prime"] = config.n_prime
         path = self.folder / "collection.json"
         if path.exists():
             old = json.loads(path.read_text(encoding="utf-8"))
             old.pop("provenance", None)
             if old != header:
-                changed = sorted(key for key in header if old.get(key) != header[key])
+                changed = sorted(key for key in {*header, *old} if old.get(key) != header.get(key))
                 raise ConfigError(
                     f"{self.folder} holds another collection (different: {', '.join(changed)}); use a new folder"
                 )
@@ -220,8 +227,8 @@ class Collector:
         for problem in problems:
             prompt, steps = self._prompt(problem), self._cut(stored[problem.problem_id])
             rng = np.random.default_rng([self.config.seed, problem.number])
-            # The target writes the first step itself at run time; a solution of one step has no other place.
-            places = rng.permutation(range(1, len(steps)) if len(steps) > 1 else [0]).tolist()
+            first = max(0, min(self.config.n_prime, len(steps) - 1))  # a short solution has no other place
+            places = rng.permutation(range(first, max(1, len(steps)))).tolist()
             for k, step_index in enumerate(places[: self.config.n_prefixes]):
                 before = [token for step in steps[:step_index] for token in step]
                 text = self.target.model.vocabulary.decode(before)
@@ -252,6 +259,7 @@ class Collector:
         settings = RunConfig(
             policy=config.policy,
             threshold=config.threshold,
+            n_prime=config.n_prime,
             max_tokens=config.max_solution_tokens,
             max_step_tokens=config.max_step_tokens,
             sampling=config.sampling,
