@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from semspec_local.bench.arms import ArmRun, MatchedArm
+from semspec_local.bench.arms import ArmRun, MatchedArm, check_arms
 from semspec_local.bench.costs import Costs, CostSums, cost_sums, costs, python_share, ratio, summed
 from semspec_local.bench.machine import EnergyMeter, PeakMemory
 from semspec_local.bench.report import bars, best_arm, bootstrap, summaries, table
@@ -17,6 +17,7 @@ from semspec_local.bench.run import Bench, acceptance_so_far, in_turn, item_seed
 from semspec_local.bench.tasks import BenchItem, find_task
 from semspec_local.bench.world_task import BENCH_SEED, TUNING_SEED, Verdicts, verdicts_on, world_items
 from semspec_local.cli import _run
+from semspec_local.cli.bench import SWEEP, _swept
 from semspec_local.errors import ConfigError, DecodeError
 from semspec_local.lab.world import PlannedStep, Problem, problems
 from semspec_local.lab.world.text import Meaning
@@ -507,6 +508,20 @@ def test_a_sweep_names_the_best_threshold_of_each_policy(bench, tmp_path):
     assert [arm["arm"] for arm in last["arms"]] == expected
     assert last["chosen"]["loglik-ratio"] in ("loglik-ratio@0.5", "loglik-ratio@0.9")
     assert last["settings"]["seed"] == 0 and f"best of loglik-ratio: {last['chosen']['loglik-ratio']}" in stdout
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "arms"),
+    [
+        ("specreason", (), [f"specreason@{rating}" for rating in range(1, 10)]),
+        ("mean-loglik", (), [f"mean-loglik@{threshold:g}" for threshold in SWEEP]),
+        ("semantic-ratio", (0.5,), ["semantic-ratio@0.5"]),
+        ("always", (0.5,), ["always"]),
+    ],
+)
+def test_what_is_swept_fits_the_policy(policy, given, arms):
+    assert _swept(policy, given) == arms
+    check_arms(arms)
 
 
 def test_pictures_and_page(bench, tmp_path):

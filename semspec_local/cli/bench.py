@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,7 +104,11 @@ def bench(ctx: click.Context, /, arms: str, **options: Any) -> int | None:
     help="Whose thresholds; give it several times for several policies.",
 )
 @click.option(
-    "--threshold", "thresholds", type=float, multiple=True, default=SWEEP, show_default=True, help="The thresholds."
+    "--threshold",
+    "thresholds",
+    type=float,
+    multiple=True,
+    help=f"The thresholds. Default: {SWEEP[0]:g} to {SWEEP[-1]:g}, or the ratings from 1 on for a policy that rates.",
 )
 @_options(_MEASURED)
 def sweep(policies: tuple[str, ...], thresholds: tuple[float, ...], **options: Any) -> int:
@@ -113,10 +117,21 @@ def sweep(policies: tuple[str, ...], thresholds: tuple[float, ...], **options: A
     The best is the fastest that is right at least 99 % as often as the target. Do not report it on the items that it
     was chosen on: tune on other ones (--offset, or world:SEED).
     """
-    arms = ["target", "draft", *(f"{policy}@{threshold:g}" for policy in policies for threshold in thresholds)]
+    arms = ["target", "draft", *(arm for policy in policies for arm in _swept(policy, thresholds))]
     if "random" not in policies:
         arms += [f"random@{rate:g}" for rate in (0.3, 0.6, 0.9)]
     return _measure(arms, options, choose=policies)
+
+
+def _swept(policy: str, thresholds: Sequence[float]) -> list[str]:
+    """The arms of a policy, one for each threshold; a policy that has none is one arm."""
+    kind = POLICIES[policy]
+    if kind.default_threshold is None:
+        return [policy]
+    highest = kind.threshold_range[1]
+    if not thresholds:
+        thresholds = range(1, int(highest) + 1) if 1 < highest < 100 else SWEEP
+    return [f"{policy}@{threshold:g}" for threshold in thresholds]
 
 
 @bench.command()
