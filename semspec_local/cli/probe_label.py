@@ -11,6 +11,7 @@ import click
 
 from ..config import default_threads
 from ..errors import ConfigError
+from ..lab.meaning.cluster import MIN_COSINE, MIN_COSINE_SAME_NUMBERS
 from .probe_lab import collection_argument, say
 
 if TYPE_CHECKING:
@@ -35,13 +36,16 @@ def clusterer_of(options: dict[str, Any], collection: Collection, stack: ExitSta
     from ..lab.world import WorldClusterer
 
     kind, same_numbers = options["clusterer"], options["same_numbers"]
+    same_numbers = kind != "exact" if same_numbers is None else same_numbers
     if kind == "world":
         return WorldClusterer()
     rule: cluster.Rule
     if kind == "exact":
         rule = cluster.ExactRule()
     elif kind == "embedding":
-        rule = textmodels.EmbeddingRule(options["encoder"], min_cosine=options["min_cosine"])
+        given = options["min_cosine"]
+        min_cosine = cluster.min_cosine_for(same_numbers) if given is None else given
+        rule = textmodels.EmbeddingRule(options["encoder"], min_cosine=min_cosine)
     elif kind == "nli":
         if options["nli_model"] is None:
             raise click.UsageError("--clusterer nli needs --nli-model FOLDER: model.onnx, tokenizer.json, config.json")
@@ -50,7 +54,7 @@ def clusterer_of(options: dict[str, Any], collection: Collection, stack: ExitSta
     else:
         path = options["judge"] or _target_of(collection)
         rule = stack.enter_context(judge.JudgeRule(path, n_threads=options["threads"]))
-    return cluster.RuleClusterer(rule, same_numbers=kind != "exact" if same_numbers is None else same_numbers)
+    return cluster.RuleClusterer(rule, same_numbers=same_numbers)
 
 
 def _target_of(collection: Collection) -> Path:
@@ -82,7 +86,11 @@ def _target_of(collection: Collection) -> Path:
     type=_A_FOLDER,
     help="Sentence encoder: model.onnx and tokenizer.json; default: the installed all-MiniLM-L6-v2.",
 )
-@click.option("--min-cosine", type=click.FloatRange(0, 1), default=0.8, help="Least cosine of one meaning.")
+@click.option(
+    "--min-cosine",
+    type=click.FloatRange(0, 1),
+    help=f"Least cosine of one meaning.  [default: {MIN_COSINE_SAME_NUMBERS:g}; with --any-numbers {MIN_COSINE:g}]",
+)
 @click.option("--nli-model", type=_A_FOLDER, help="Cross-encoder: model.onnx, tokenizer.json, config.json.")
 @click.option(
     "--nli-classes", metavar="A,B,C", help="Order of its classes, one of them entailment; default: as in config.json."

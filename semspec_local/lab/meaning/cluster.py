@@ -15,6 +15,19 @@ from ...errors import ConfigError
 from .numbers import numbers_in
 
 
+MIN_COSINE, MIN_COSINE_SAME_NUMBERS = 0.8, 0.6
+"""Least cosine of two sentence embeddings of one meaning, alone and where the numbers are equal too.
+
+The second was chosen by reading pairs without knowing their cosine (docs/log.md): with equal numbers, pairs between 0.5
+and 0.8 mostly mean the same in other words.
+"""
+
+
+def min_cosine_for(same_numbers: bool) -> float:
+    """The least cosine that is taken where none is given."""
+    return MIN_COSINE_SAME_NUMBERS if same_numbers else MIN_COSINE
+
+
 class Clusterer(Protocol):
     """Groups texts by meaning."""
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ...errors import ConfigError
 from ...probes.runtime import open_session
 from ...protocols import FloatArray
+from .cluster import min_cosine_for
 
-MIN_COSINE = 0.8
 MAX_ENCODER_TOKENS, MAX_NLI_TOKENS = 256, 512
 """The lengths that all-MiniLM-L6-v2 and the usual cross-encoders were trained for; the rest is not seen."""
 
@@ -69,7 +69,7 @@ class EmbeddingRule:
     vectors has them averaged.
     """
 
-    def __init__(self, folder: Path | str | None = None, *, min_cosine: float = MIN_COSINE) -> None:
+    def __init__(self, folder: Path | str | None = None, *, min_cosine: float = min_cosine_for(False)) -> None:
         files = _in_folder(folder) if folder is not None else _installed_minilm()
         self._model = TextModel(*files, MAX_ENCODER_TOKENS)
         self._min_cosine = min_cosine
