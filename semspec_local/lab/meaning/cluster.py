@@ -14,7 +14,6 @@ from typing import Protocol
 from ...errors import ConfigError
 from .numbers import numbers_in
 
-
 MIN_COSINE, MIN_COSINE_SAME_NUMBERS = 0.8, 0.6
 """Least cosine of two sentence embeddings of one meaning, alone and where the numbers are equal too.
 
