@@ -44,6 +44,12 @@ def test_the_promise_is_broken_no_more_often_than_it_says():
     assert n_broken <= binom.ppf(0.999, n_found, 0.1)
 
 
+def test_a_lucky_beginning_does_not_refute_what_the_whole_says():
+    values = np.array([0.0] * 60 + [0.5] * 40)  # a mean of 0.2
+    assert betting_p_value(values, 0.15, 0.025) > 0.5
+    assert betting_p_value(values, 0.4, 0.025) < 0.025
+
+
 def test_more_problems_give_a_looser_threshold_and_a_smaller_alpha_a_stricter_one():
     few, many = (find(*steps(np.random.default_rng(1), n)) for n in (100, 2000))
     assert many.threshold < few.threshold

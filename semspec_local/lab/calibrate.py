@@ -131,7 +131,8 @@ def betting_p_value(values: Floats, alpha: float, delta: float) -> float:
     """p-value of "the mean is alpha or more" for independent values [n] in [0, 1] (arXiv 2010.09686, by betting).
 
     A gambler who bets on smaller values could only win so much if it were true. `delta` is the p-value hoped for; it
-    sets the stakes and nothing else.
+    sets the stakes and nothing else. What counts is what the gambler has at the end: the most on the way would be as
+    valid, but would depend on the order of the values, and a lucky beginning would refute what the whole does not.
     """
     if alpha >= 1:
         return 0.0
@@ -140,8 +141,8 @@ def betting_p_value(values: Floats, alpha: float, delta: float) -> float:
     variance = (0.25 + ((values - mean) ** 2).cumsum()) / (count + 1)
     before = np.concatenate([[0.25], variance[:-1]])  # a stake may know the past only
     stakes = np.minimum(np.sqrt(2 * math.log(1 / delta) / (len(values) * before)), 0.9 / (1 - alpha))
-    won = np.log1p(-stakes * (values - alpha)).cumsum()
-    return float(min(1.0, math.exp(-max(won.max(), 0.0))))
+    won = np.log1p(-stakes * (values - alpha)).sum()
+    return float(min(1.0, math.exp(-max(won, 0.0))))
 
 
 # -- from a collection ----------------------------------------------------------------------------------
