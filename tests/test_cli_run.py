@@ -303,6 +303,23 @@ def test_a_trace_that_cannot_be_written_is_exit_code_2_before_anything_is_loaded
     assert outcome.code == 2 and "nowhere/t.jsonl cannot be written: there is no folder nowhere" in outcome.error
 
 
+@pytest.mark.parametrize("patched", [None, "access", "open"])
+def test_a_trace_that_may_not_be_written_or_read_is_exit_code_2(run, tmp_path, monkeypatch, patched):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "t.jsonl").write_text("{}")
+    words, wanted = ("hi", "-m", "missing.gguf", "--policy", "never", "--trace"), "no permission"
+    if patched is None:
+        name, wanted = "folder", "it is a folder"
+    elif patched == "access":
+        name = "new.jsonl"
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+    else:
+        name, wanted = "t.jsonl", "Permission denied"
+        monkeypatch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    outcome = run(*words, name)
+    assert outcome.code == 2 and f"{name} cannot be written: {wanted}" in outcome.error
+
+
 def test_a_run_that_cannot_start_keeps_the_trace_of_an_earlier_one(run, pair, tmp_path):
     precious = '{"type": "run", "version": 1}'
     (tmp_path / "t.jsonl").write_text(precious)

@@ -44,6 +44,20 @@ def test_the_promise_is_broken_no_more_often_than_it_says():
     assert n_broken <= binom.ppf(0.999, n_found, 0.1)
 
 
+@pytest.mark.parametrize("alpha", [0.05, 0.1, 0.2])
+def test_no_threshold_promises_less_than_was_seen(alpha):
+    for seed in range(40):
+        found = find(*steps(np.random.default_rng(seed), 60), alpha=alpha)
+        assert found.threshold is None or found.risk <= alpha
+
+
+def test_many_easy_problems_before_many_hard_ones_promise_nothing():
+    wrong = np.repeat([False, True, False], [50_000, 5_000, 45_000])  # 5 %, the bet's best case first
+    problems = np.array([f"p{i:06d}" for i in range(len(wrong))])
+    found = find(np.ones(len(wrong)), wrong, problems, alpha=0.049)
+    assert found.threshold is None
+
+
 def test_a_lucky_beginning_does_not_refute_what_the_whole_says():
     values = np.array([0.0] * 60 + [0.5] * 40)  # a mean of 0.2
     assert betting_p_value(values, 0.15, 0.025) > 0.5

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from semspec_local.errors import ConfigError
-from semspec_local.lab.meaning.cluster import ExactRule, RuleClusterer, adjusted_rand, greedy_clusters
+from semspec_local.lab.meaning.cluster import MIN_COSINE, ExactRule, RuleClusterer, adjusted_rand, greedy_clusters
 from semspec_local.lab.meaning.judge import QUESTION, JudgeRule
 from semspec_local.lab.meaning.numbers import numbers_in
 from semspec_local.lab.meaning.textmodels import EmbeddingRule, NliRule
@@ -192,22 +192,22 @@ def test_an_encoder_of_ones_own_takes_the_place_of_minilm(tmp_path):
 def test_a_model_that_wants_more_than_text_is_refused(tmp_path):
     folder = text_model(tmp_path / "made", pairs=False, inputs=("input_ids", "pixel_values"))
     with pytest.raises(ConfigError, match="wants the inputs pixel_values; wanted a model that reads text alone"):
-        EmbeddingRule(folder)
+        EmbeddingRule(folder, min_cosine=0.5)
 
 
 def test_a_missing_or_broken_text_model_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"has no model.onnx; wanted a folder with model.onnx and tokenizer.json"):
-        EmbeddingRule(tmp_path)
+        EmbeddingRule(tmp_path, min_cosine=0.5)
     for name in ("model.onnx", "tokenizer.json"):
         (tmp_path / name).write_text("nothing")
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        EmbeddingRule(tmp_path)
+        EmbeddingRule(tmp_path, min_cosine=0.5)
 
 
 @pytest.fixture(scope="module")
 def minilm():
     try:
-        return EmbeddingRule(os.environ.get("SEMSPEC_EMBEDDING_MODEL"))
+        return EmbeddingRule(os.environ.get("SEMSPEC_EMBEDDING_MODEL"), min_cosine=MIN_COSINE)
     except ConfigError as error:
         pytest.skip(f"all-MiniLM-L6-v2 is not at hand: {error}")
 

@@ -6,14 +6,17 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import ExitStack
 from html.parser import HTMLParser
 
 import pytest
 from lab_support import EXACT, make_collection
 
+from semspec_local.cli.probe_label import clusterer_of
 from semspec_local.lab.collection import read_collection
 from semspec_local.lab.label_report import agreement, labels_page, meanings, picked, semantic_entropy, summary
 from semspec_local.lab.labels import make_labels
+from semspec_local.lab.meaning import textmodels
 
 
 class OneMeaning:
@@ -107,6 +110,26 @@ def test_the_page_shows_texts_and_runs_nothing_of_them(tmp_path):
 def command(folder, *words):
     arguments = [sys.executable, "-m", "semspec_local", "probe", "label", str(folder), *words]
     return subprocess.run(arguments, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("same_numbers", "min_cosine", "name"),
+    [
+        (None, None, "cosine >= 0.6 and equal sets of numbers"),
+        (True, None, "cosine >= 0.6 and equal sets of numbers"),
+        (False, None, "cosine >= 0.8"),
+        (None, 0.7, "cosine >= 0.7 and equal sets of numbers"),
+        (False, 0.7, "cosine >= 0.7"),
+    ],
+)
+def test_how_close_two_sentences_must_be_depends_on_their_numbers(monkeypatch, same_numbers, min_cosine, name):
+    class Rule:
+        def __init__(self, folder, *, min_cosine):
+            self.name = f"cosine >= {min_cosine:g}"
+
+    monkeypatch.setattr(textmodels, "EmbeddingRule", Rule)
+    options = {"clusterer": "embedding", "encoder": None, "same_numbers": same_numbers, "min_cosine": min_cosine}
+    assert clusterer_of(options, None, ExitStack()).name == name
 
 
 def test_the_command_labels_shows_and_compares(tmp_path):

@@ -70,9 +70,9 @@ def write(path: Path, spec: ProbeSpec = SPEC) -> Path:
         ([], None),
         ([("semantic-joint", 0.05, None)], None),
         ([("semantic-ratio", 0.05, 0.9)], None),
-        ([("semantic-joint", 0.1, 0.3), ("semantic-joint", 0.05, 0.6), ("semantic-joint", 0.02, 0.8)], 0.6),
+        ([("semantic-joint", 0.1, 0.3), ("semantic-joint", 0.01, 0.6), ("semantic-joint", 0.005, 0.8)], 0.6),
         ([("semantic-joint", 0.05, None), ("semantic-joint", 0.2, 0.1), ("semantic-joint", 0.1, 0.3)], 0.3),
-        ([("semantic-joint", 0.01, 0.9), ("semantic-joint", 0.02, 0.8)], 0.8),
+        ([("semantic-joint", 0.002, 0.9), ("semantic-joint", 0.005, 0.8)], 0.8),
     ],
 )
 def test_without_a_threshold_the_usual_share_of_errors_decides(known, wanted):

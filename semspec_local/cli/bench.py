@@ -203,7 +203,7 @@ def _report(results: Any, options: dict[str, Any], choose: tuple[str, ...] = ())
         click.echo("\n" + drawn)
     found = document(results, arms)
     for policy in choose:
-        family = [arm for arm in arms if arm["arm"] == "target" or arm["arm"].startswith(f"{policy}@")]
+        family = [arm for arm in arms if arm["arm"] == "target" or arm["arm"].partition("@")[0] == policy]
         found.setdefault("chosen", {})[policy] = chosen = best_arm(family)["arm"]
         click.echo(f"best of {policy}: {chosen}")
     for failure in found["failed"]:

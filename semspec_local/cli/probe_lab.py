@@ -16,6 +16,7 @@ from ..errors import ConfigError
 from ..lab.collection import N_PREFIXES, N_SAMPLES, TARGET_ALONE
 from ..lab.labels import DEFAULT_RECIPE, RECIPES
 from ..policy import POLICIES
+from ..probes.spec import USUAL_ACCEPT_ERROR
 from ..provenance import command_line
 from ..reasoner import Sources
 from .counting import counting
@@ -240,7 +241,10 @@ def evaluate(collection: Path, probes: Path, out: Path | None, html: Path | None
 @click.option("--probes", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--policy", type=click.Choice(list(POLICIES)), default=DEFAULT_POLICY, help="Whose threshold to choose.")
 @click.option(
-    "--alpha", type=click.FloatRange(0, 1, True, True), default=0.05, help="Most errors among accepted steps."
+    "--alpha",
+    type=click.FloatRange(0, 1, True, True),
+    default=USUAL_ACCEPT_ERROR,
+    help="Most errors among accepted steps.",
 )
 @click.option("--delta", type=click.FloatRange(0, 1, True, True), default=0.1, help="Chance that this goes wrong.")
 @click.option("--save/--no-save", default=True, help="Write the threshold into the target's probe (or the joint one).")

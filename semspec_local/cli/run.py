@@ -113,10 +113,23 @@ def _standard_input() -> str:
 
 def _check_trace(trace: Path, inputs: Iterable[Path | None]) -> None:
     """Before minutes of loading: can the trace be written, and is what stands there an older one?"""
+    try:
+        _refuse_unwritable(trace)
+        _refuse_to_overwrite(trace, inputs)
+    except OSError as error:
+        raise ConfigError(f"the trace {trace} cannot be written: {error.strerror or error}") from error
+
+
+def _refuse_unwritable(trace: Path) -> None:
     if not trace.parent.is_dir():
         raise ConfigError(f"the trace {trace} cannot be written: there is no folder {trace.parent}")
+    if trace.is_dir():
+        raise ConfigError(f"the trace {trace} cannot be written: it is a folder; wanted a file")
     if not os.access(trace if trace.exists() else trace.parent, os.W_OK):
         raise ConfigError(f"the trace {trace} cannot be written: no permission")
+
+
+def _refuse_to_overwrite(trace: Path, inputs: Iterable[Path | None]) -> None:
     for path in inputs:
         if path is not None and path.exists() and trace.exists() and trace.samefile(path):
             raise ConfigError(f"--trace {trace} is also an input of this run; give the trace a name of its own")

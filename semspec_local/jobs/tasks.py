@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ..answer import after_hashes, final_answer, last_boxed
 from ..questions import BOXED
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
-_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
+_NUMBER = re.compile(r"(?:-?\d+ )?-?\d[\d,]*(?:\.\d+)?/-?\d[\d,]*(?:\.\d+)?|-?\d[\d,]*(?:\.\d+)?")
+_FRACTION = re.compile(r"(\d?)\s*\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,17 @@ class Task:
 def number_answer(text: str) -> str | None:
     """The number in the last box or after `####`, without thousands separators and units; None where there is none.
 
-    A fraction stays one, written `1/2`.
+    A fraction stays one, written `1/2`, and a mixed number `1 1/2`.
     """
     found = last_boxed(text) or after_hashes(text) or ""
-    numbers = _NUMBER.findall(_FRACTION.sub(r"\1/\2", found.replace("\\!", "").replace("{,}", ",")))
+    numbers = _NUMBER.findall(_FRACTION.sub(_plain, found.replace("\\!", "").replace("{,}", ",")))
     return numbers[-1].replace(",", "") if numbers else None
+
+
+def _plain(fraction: re.Match[str]) -> str:
+    r"""`\frac{1}{2}` as `1/2`; a digit before it is the end of a whole number."""
+    digit, above, short_above, below, short_below = (group or "" for group in fraction.groups())
+    return f"{digit} "[: 2 * len(digit)] + f"{(above or short_above).strip()}/{(below or short_below).strip()}"
 
 
 FREE = Task("", final_answer)

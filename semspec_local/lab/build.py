@@ -200,7 +200,7 @@ def _spec(
         fingerprint=info.fingerprint,
         quantization=info.quantization,
         training={
-            "data": collection.header.get("data"),
+            **collection.origin,
             "sampling": collection.header.get("sampling"),
             "n_samples": collection.header.get("n_samples"),
             "label": RECIPES[config.recipe],
@@ -229,9 +229,8 @@ def _report_head(
         "command": command,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "models": models,
-        "data": {
-            key: header.get(key) for key in ("data", "sampling", "n_samples", "max_step_tokens", "seed", "prompt")
-        },
+        "data": collection.origin
+        | {key: header.get(key) for key in ("sampling", "n_samples", "max_step_tokens", "seed", "prompt")},
         "index_sha256": collection.index_sha256,
         "labels": {"recipe": RECIPES[config.recipe], **label_facts(collection, labels)},
         "split": {

@@ -78,6 +78,9 @@ def calibrate(
     if not len(wrong):
         raise ConfigError("there are no drafted steps to calibrate on; collect some")
     names, of = np.unique(problems, return_inverse=True)
+    of = np.random.default_rng(0).permutation(len(names))[
+        of
+    ]  # a bet looks at one after another; names may mean something
 
     ordered, share = sorted(thresholds, reverse=True), delta / N_STARTS
     tried: dict[float, Floats] = {}
@@ -85,7 +88,8 @@ def calibrate(
     for start in {len(ordered) * k // N_STARTS for k in range(N_STARTS)}:
         for threshold in ordered[start:]:
             accepted = tried.setdefault(threshold, chances(threshold))
-            if _p_value(accepted, wrong, of, alpha, share) > share:
+            too_many = (accepted * wrong).sum() > alpha * accepted.sum()  # no promise against what was seen
+            if too_many or _p_value(accepted, wrong, of, alpha, share) > share:
                 break
             kept.append(threshold)
     chosen = min(kept, default=None)
@@ -132,7 +136,7 @@ def betting_p_value(values: Floats, alpha: float, delta: float) -> float:
 
     A gambler who bets on smaller values could only win so much if it were true. `delta` is the p-value hoped for; it
     sets the stakes and nothing else. What counts is what the gambler has at the end: the most on the way would be as
-    valid, but would depend on the order of the values, and a lucky beginning would refute what the whole does not.
+    valid, but then a lucky beginning could refute what the whole does not.
     """
     if alpha >= 1:
         return 0.0

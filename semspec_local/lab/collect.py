@@ -28,7 +28,7 @@ from ..provenance import atomic_write, fingerprint_file, provenance
 from ..reasoner import Reasoner, Sources
 from ..roles import Role
 from ..steps import StepReader
-from .collection import COLLECTION_VERSION, N_PREFIXES, N_SAMPLES, POST, TARGET_ALONE, StateKind
+from .collection import COLLECTION_VERSION, EARLY_N_PRIME, N_PREFIXES, N_SAMPLES, POST, TARGET_ALONE, StateKind
 from .problems import Problem
 
 logger = logging.getLogger(__name__)
@@ -149,15 +149,15 @@ class Collector:
             "seed": config.seed,
             "prompt": {"system": config.system},
             "max_step_tokens": config.max_step_tokens,
+            "n_prime": config.n_prime,
         }
         if config.policy != TARGET_ALONE:
             header["solutions"] = self._written_by()
-        if config.n_prime != N_PRIME:
-            header["n_prime"] = config.n_prime
         path = self.folder / "collection.json"
         if path.exists():
             old = json.loads(path.read_text(encoding="utf-8"))
             old.pop("provenance", None)
+            old.setdefault("n_prime", EARLY_N_PRIME)
             if old != header:
                 changed = sorted(key for key in {*header, *old} if old.get(key) != header.get(key))
                 raise ConfigError(

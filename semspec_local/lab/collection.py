@@ -30,6 +30,9 @@ N_SAMPLES, N_PREFIXES = 16, 2
 TARGET_ALONE = "never"
 """The policy under which the target writes its solutions alone."""
 
+EARLY_N_PRIME = 1
+"""What collections were made with that do not say it: it could not be chosen then."""
+
 POST = "post"
 """What a header's list of layers calls the last layer after the final norm."""
 
@@ -88,6 +91,14 @@ class Collection:
     index_sha256: str
     models: Mapping[Role, ModelInfo] = field(repr=False)
     n_left_out: int = 0
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What its prefixes are: the problems, the steps that were never drafted, and who wrote the solutions.
+
+        `solutions` is None for the target alone, and otherwise the policy, its threshold and its probes.
+        """
+        return {key: self.header.get(key) for key in ("data", "n_prime", "solutions")}
 
     @property
     def pair(self) -> str:
@@ -182,7 +193,7 @@ def _read_header(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not the header of a collection ({type(error).__name__}: {error})") from None
     if missing:
         raise ConfigError(f"{path} has no {missing[0]}")
-    return dict(header)
+    return {"n_prime": EARLY_N_PRIME, **header}
 
 
 def _read_index(path: Path, data: bytes) -> Iterator[Prefix]:

@@ -43,7 +43,7 @@ def examine(
     """
     usable = collection.n_tokens > 0
     report: dict[str, Any] = {
-        "data": collection.header.get("data"),
+        **collection.origin,
         "n_samples": collection.header.get("n_samples"),
         "n_prefixes": len(collection.prefixes),
         "clusterer": labels.clusterer,

@@ -26,7 +26,7 @@ from .train import TrainConfig, kind_line
 CALIBRATED = "semantic-joint"
 """The policy whose thresholds are chosen from the folds."""
 
-ALPHAS = (0.02, 0.05, 0.1, 0.15, 0.2)
+ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2)
 DELTA = 0.1
 
 

@@ -27,8 +27,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "pooling": get_args(Pooling),
     "window": get_args(Window),
 }
-USUAL_ACCEPT_ERROR = 0.05
-"""Errors among accepted steps that a run puts up with when nobody says how many."""
+USUAL_ACCEPT_ERROR = 0.01
+"""Errors among accepted steps that a run puts up with when nobody says how many: an answer has many steps, and a wrong
+one takes those behind it along."""
 
 _OPTIONAL = ("calibrations", "features", "draft")
 _READS = (

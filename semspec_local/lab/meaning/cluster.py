@@ -17,8 +17,8 @@ from .numbers import numbers_in
 MIN_COSINE, MIN_COSINE_SAME_NUMBERS = 0.8, 0.6
 """Least cosine of two sentence embeddings of one meaning, alone and where the numbers are equal too.
 
-The second was chosen by reading pairs without knowing their cosine (docs/log.md): with equal numbers, pairs between 0.5
-and 0.8 mostly mean the same in other words.
+The second was chosen by reading pairs without knowing their cosine (docs/log.md): with equal numbers most pairs down to
+0.5 mean the same. The few below 0.6 were left out: too few to tell, and below 0.5 most do not.
 """
 
 

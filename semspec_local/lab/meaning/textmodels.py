@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from ...errors import ConfigError
 from ...probes.runtime import open_session
 from ...protocols import FloatArray
-from .cluster import min_cosine_for
 
 MAX_ENCODER_TOKENS, MAX_NLI_TOKENS = 256, 512
 """The lengths that all-MiniLM-L6-v2 and the usual cross-encoders were trained for; the rest is not seen."""
@@ -69,7 +68,7 @@ class EmbeddingRule:
     vectors has them averaged.
     """
 
-    def __init__(self, folder: Path | str | None = None, *, min_cosine: float = min_cosine_for(False)) -> None:
+    def __init__(self, folder: Path | str | None = None, *, min_cosine: float) -> None:
         files = _in_folder(folder) if folder is not None else _installed_minilm()
         self._model = TextModel(*files, MAX_ENCODER_TOKENS)
         self._min_cosine = min_cosine
