@@ -510,6 +510,12 @@ def test_a_sweep_names_the_best_threshold_of_each_policy(bench, tmp_path):
     assert last["settings"]["seed"] == 0 and f"best of loglik-ratio: {last['chosen']['loglik-ratio']}" in stdout
 
 
+def test_a_policy_without_a_threshold_is_swept_as_one_arm(bench):
+    code, stdout, stderr = bench("sweep", "--policy", "always", "--task", f"world:{TUNING_SEED}", "--limit", "1")
+    assert code == 0, stderr
+    assert json.loads(stdout.splitlines()[-1])["chosen"] == {"always": "always"}
+
+
 @pytest.mark.parametrize(
     ("policy", "given", "arms"),
     [
@@ -519,12 +525,6 @@ def test_a_sweep_names_the_best_threshold_of_each_policy(bench, tmp_path):
         ("always", (0.5,), ["always"]),
     ],
 )
-def test_a_policy_without_a_threshold_is_swept_as_one_arm(bench):
-    code, stdout, stderr = bench("sweep", "--policy", "always", "--task", f"world:{TUNING_SEED}", "--limit", "1")
-    assert code == 0, stderr
-    assert json.loads(stdout.splitlines()[-1])["chosen"] == {"always": "always"}
-
-
 def test_what_is_swept_fits_the_policy(policy, given, arms):
     assert _swept(policy, given) == arms
     check_arms(arms)
