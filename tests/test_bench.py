@@ -205,7 +205,7 @@ def test_items_that_are_all_alike_have_no_width_and_one_item_has_no_interval():
 class FakeArm:
     """Answers from a list, in turn; an exception in it is raised."""
 
-    calls_back = False
+    calls_back: bool | None = False
 
     def __init__(self, name: str, runs, log: list[str]) -> None:
         self.name, self._runs, self._log = name, iter(runs), log
@@ -309,6 +309,13 @@ def test_native_time_is_kept_only_when_asked_for():
     assert timed.native_s == 0 and timed.elapsed_s > 0
     untimed = run_all(FakeArm("a", [arm_run(RIGHT)] * 3, [])).arms["a"][0]
     assert (untimed.native_s, untimed.elapsed_s) == (None, None)
+
+
+def test_of_an_arm_in_another_process_no_native_time_is_told():
+    arm = FakeArm("a", [arm_run(RIGHT)] * 3, [])
+    arm.calls_back = None
+    found = run_all(arm, bench=Bench(BENCH.task, timed=True)).arms["a"][0]
+    assert (found.native_s, found.elapsed_s) == (None, None)
 
 
 class FakeMatched(MatchedArm):

@@ -399,7 +399,7 @@ def test_what_it_wrote_and_how_long_that_took(fake, sources, spell):
     fake.wishes(tokens=spell("Hel"))
     with arm(fake, sources) as external:
         run = external.run(QUESTION, 0)
-        assert external.name == "llama-server" and not external.calls_back
+        assert external.name == "llama-server" and external.calls_back is None
     assert (run.text, run.final, run.stop_reason, run.n_tokens) == ("Hel", "Hel", "eos", 3)
     assert run.prefill_s == run.ttft_s == 0.02 and run.wall_s > 0
     assert (run.counters, run.records, run.n_proposed, run.n_accepted) == (None, None, None, None)

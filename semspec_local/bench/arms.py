@@ -67,8 +67,11 @@ class Arm(Protocol):
     name: str
 
     @property
-    def calls_back(self) -> bool:
-        """Does Python run inside llama.cpp's calls, where `native_time` does not see it?"""
+    def calls_back(self) -> bool | None:
+        """Does Python run inside llama.cpp's calls, where `native_time` does not see it?
+
+        None when llama.cpp runs in another process.
+        """
         ...
 
     def run(self, question: str, seed: int) -> ArmRun: ...

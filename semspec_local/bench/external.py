@@ -82,7 +82,7 @@ class ServerArm:
     the last draft of an answer may go beyond its end.
     """
 
-    calls_back = False  # no native code of ours runs at all
+    calls_back = None  # it computes in a process of its own
 
     def __init__(
         self,

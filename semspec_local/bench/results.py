@@ -27,8 +27,8 @@ class ItemResult:
 
     A failed one has an `error`, counts as wrong, and its time counts. `exact`: the answer is right letter by letter.
     `n_proposed` and `n_accepted` are tokens of speculation by tokens. `native_s` and `elapsed_s` are None when native
-    calls were not timed; `elapsed_s` is a little more than `wall_s`: the prompt's text is made in it, and the answer
-    read. `energy_j` is None where the machine does not tell.
+    calls were not timed, or not made in this process; `elapsed_s` is a little more than `wall_s`: the prompt's text is
+    made in it, and the answer read. `energy_j` is None where the machine does not tell.
     """
 
     item: str

@@ -69,7 +69,7 @@ class Bench:
         begun, energy = time.perf_counter(), self.energy.read()
         spent: NativeTime | None = None
         try:
-            if self.timed:
+            if self.timed and arm.calls_back is not None:
                 with native_time(native_calls()) as spent:
                     run = arm.run(prompt, seed)
             else:
