@@ -69,7 +69,7 @@ class RunConfig:
     answer_by: AnswerBy = _option("target", "Who writes the answer after a model has finished thinking.")
     think_budget: int | None = _option(None, "Close the thinking of a reasoning model after this many tokens.")
     give_up: bool = _option(
-        True, "Stop drafting where it loses time, by what `costs` measured: in a run, and in a batch of one lane."
+        True, "Do not draft, or stop it, where it loses time: by what `costs` measured, and what is accepted."
     )
     overflow: Overflow = _option(
         "error", "What becomes of a question that is too long: it is refused, or its beginning is left out."

@@ -141,6 +141,8 @@ class Speculation:
         for side, seed in zip(self.sides(), self._seeds):
             side.model.reseed(seed % (MAX_SEED + 1), self.config.sampling)
             side.model.prefill(side.prompt)
+        if self.draft is None:
+            self.target.model.stop_reading_states()
         self.counters.prefill_s = self._clock() - start
 
     def unverified(self) -> Reason | None:
@@ -275,6 +277,7 @@ class Speculation:
         """Is drafting not worth its time? Then the draft reads no further."""
         if self.draft is not None and not self.gave_up and self._pays is not None and not self._pays(self.counters):
             self.gave_up, self.draft.active = True, False
+            self.target.model.stop_reading_states()
         return self.gave_up
 
     @property

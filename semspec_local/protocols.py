@@ -135,6 +135,10 @@ class StepModel(Protocol):
         """Restart the sampler's random numbers; `sampling` says how to draw from now on, None: as before."""
         ...
 
+    def stop_reading_states(self) -> None:
+        """Steps have no states from now on, until `prefill`: what is not read costs no time."""
+        ...
+
     def propose(self, reader: StepReader, *, logprobs: bool = False) -> ModelStep:
         """Write tokens until `reader` says that the step has ended, or an end-of-generation token is drawn.
 

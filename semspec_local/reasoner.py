@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -102,8 +102,8 @@ class Reasoner:
         self._check_memory()
         self.warnings: list[str] = []
         self.probe_warnings: list[str] = []
-        self.pays: Pays | None = None
-        """Set by who knows what drafting costs here, for models that one run has to itself; None always drafts."""
+        self.pays_for: Callable[[Policy], Pays] | None = None
+        """Set by who knows what drafting costs here (see `costs.pays`); None always drafts."""
         with ExitStack() as stack:
             self._load(stack)
             self._stack = stack.pop_all()
@@ -273,7 +273,7 @@ class Reasoner:
             config=config,
             probes=self.probes,
             joint_probe=self.joint_probe if "joint_semantic_prob" in policy.needs else None,
-            pays=self.pays if config.give_up else None,
+            pays=self.pays_for(policy) if config.give_up and self.pays_for is not None else None,
             seed=check_seed(seed),
         )
 

@@ -77,11 +77,11 @@ def _about_drafting(
 ) -> Iterator[Remark]:
     if speculation.gave_up:
         rate = counters.token_acceptance_rate
-        seen = "at any acceptance" if rate is None else f"when {rate:.0%} of its tokens are accepted"
+        when = f"when {rate:.0%} of its tokens are accepted" if rate is not None else "at the acceptance to expect"
         yield Remark(
             "gave_up",
-            f"Drafting was given up: by the costs that were measured here it is slower than the target alone {seen} "
-            "(--no-give-up drafts on).",
+            f"{'The target wrote alone' if rate is None else 'Drafting was given up'}: by the costs that were measured "
+            f"here a draft gains nothing {when} (--no-give-up drafts all the same).",
         )
         return
     if not counters.n_proposed_steps:

@@ -63,6 +63,7 @@ class ScriptedModel:
         self.n_ctx = n_ctx
         self.tokens: list[int] = []
         self.calls: list[tuple[str, int]] = []
+        self.reads_states = True
         self.logprob, self.in_top2 = logprob, in_top2
         self._peeks = list(peeks)
         self._is_function = callable(script)
@@ -84,6 +85,10 @@ class ScriptedModel:
     def prefill(self, tokens: Sequence[int]) -> None:
         self.calls.append(("prefill", self.n_past))
         self.tokens = list(tokens)
+        self.reads_states = True
+
+    def stop_reading_states(self) -> None:
+        self.reads_states = False
 
     def propose(self, reader: StepReader, *, logprobs: bool = False) -> ModelStep:
         self.calls.append(("propose", self.n_past))
@@ -139,7 +144,7 @@ class ScriptedModel:
     def _step(self, start: int, logprobs: bool, end: str | None) -> ModelStep:
         tokens = self.tokens[start:]
         step = ModelStep(tokens=tokens, end=end)
-        if tokens:
+        if tokens and self.reads_states:
             states = np.asarray([_state(token) for token in self.tokens[start - 1 :]], dtype=np.float32)
             step.states = {TAP: StepStates(before=states[0], own=states[1:])}
         if logprobs:

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from semspec_local.bench.arms import ArmRun, MatchedArm, check_arms
-from semspec_local.bench.costs import Costs, CostSums, cost_sums, costs, python_share, ratio, summed
-from semspec_local.bench.machine import EnergyMeter, PeakMemory
 from semspec_local.bench.report import bars, best_arm, bootstrap, summaries, table
 from semspec_local.bench.results import ItemResult, Results, ResultsFile, read_results
 from semspec_local.bench.run import Bench, acceptance_so_far, in_turn, item_seed, run_trials, trials_of
@@ -18,9 +16,11 @@ from semspec_local.bench.tasks import BenchItem, find_task
 from semspec_local.bench.world_task import BENCH_SEED, TUNING_SEED, Verdicts, verdicts_on, world_items
 from semspec_local.cli import _run
 from semspec_local.cli.bench import SWEEP, _swept
+from semspec_local.costs.model import Costs, CostSums, cost_sums, costs, python_share, ratio, summed
 from semspec_local.errors import ConfigError, DecodeError
 from semspec_local.lab.world import PlannedStep, Problem, problems
 from semspec_local.lab.world.text import Meaning
+from semspec_local.machine import EnergyMeter, PeakMemory
 from semspec_local.metrics import Counters
 from semspec_local.trace import StepRecord
 

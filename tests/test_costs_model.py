@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semspec_local.bench.costs import Costs, at_length, token_speedup
-from semspec_local.bench.pair_costs import Loaded, Outlook, PairCosts
+from semspec_local.costs.model import Costs, at_length, token_speedup
+from semspec_local.costs.pair import Loaded, Outlook, PairCosts
 from semspec_local.jobs.records import ItemRecord
 from semspec_local.jobs.summary import Tally
 

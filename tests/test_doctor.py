@@ -23,9 +23,9 @@ from doctor_support import (
 from gguf_factory import bpe_vocab, write_model
 from pairs_support import pretend_shipped
 
-from semspec_local.bench.cost_store import cost_key, store_costs
-from semspec_local.bench.pair_costs import PairCosts
 from semspec_local.config import ModelConfig
+from semspec_local.costs.pair import PairCosts
+from semspec_local.costs.store import cost_key, store_costs
 from semspec_local.doctor import Examination, checks, costs, examine, library, machine, models, smoke
 from semspec_local.doctor.child import Answer, Task, ask
 from semspec_local.llama import memory

@@ -644,6 +644,7 @@ def test_where_drafting_does_not_pay_the_target_writes_the_rest_alone(after, pol
     assert {record.reason for record in rest} <= {"no_gain", "rejected"}
     assert rest[-1].reason == "no_gain" and {record.origin for record in rest} == {"target"}
     assert (draft.calls == []) == (after == 0), "a draft that cannot pay does not even read the prompt"
+    assert not target.reads_states, "nobody will judge a step any more"
 
 
 def test_whether_drafting_pays_is_not_asked_after_a_no():

@@ -17,6 +17,7 @@ from semspec_local.lab.world import problems
 from semspec_local.llama.context import Decoded
 from semspec_local.llama.hub import Hub
 from semspec_local.reasoner import Reasoner, Sources
+from semspec_local.testing import TAP
 
 
 class FakeContext:
@@ -27,6 +28,7 @@ class FakeContext:
     def __init__(self, bad: int | None = None):
         self.calls: list[list[tuple[int, int, int]]] = []
         self.trimmed: list[tuple[int, int]] = []
+        self.states_wanted: list[bool] = []
         self.bad = bad
 
     def decode(self, tokens, positions, sequences, outputs=None):
@@ -34,7 +36,11 @@ class FakeContext:
             raise DecodeError("this token cannot be")
         self.calls.append(list(zip(sequences, positions, tokens)))
         kept = tokens if outputs and all(outputs) else tokens[-1:]
-        return Decoded(np.array(kept, np.float32)[:, None], {})
+        states = {TAP: np.array(tokens, np.float32)[:, None]} if self.states_wanted[-1] else {}
+        return Decoded(np.array(kept, np.float32)[:, None], states)
+
+    def read_states(self, wanted):
+        self.states_wanted.append(wanted)
 
     def trim(self, n_past, sequence):
         self.trimmed.append((n_past, sequence))
@@ -48,6 +54,17 @@ def counter(hub: Hub, context: FakeContext):
         return [int(hub.evaluate(context, lane, [10 * n + i], i).logits[-1, 0]) for i in range(n)]
 
     return work
+
+
+def test_states_are_read_where_one_of_those_together_wants_them_and_only_it_gets_them():
+    hub, context = Hub(), FakeContext()
+
+    def work(lane: int, wants: bool) -> list[bool]:
+        return [bool(hub.evaluate(context, lane, [i], i, None, wants).states) for i in range(2)]
+
+    found = list(hub.run(work, iter([True, False]), n_lanes=2))
+    assert sorted(found) == [[False, False], [True, True]] and [len(call) for call in context.calls] == [2, 2]
+    assert list(hub.run(work, iter([False]), n_lanes=1)) == [[False, False]] and context.states_wanted[-1] is False
 
 
 def test_single_tokens_go_together_and_a_free_lane_takes_the_next_item():

@@ -39,6 +39,27 @@ def test_one_pass_and_one_token_at_a_time_give_the_same_states(tiny, architectur
         assert np.allclose(step.states[tap].window("predictor"), before, **noise)
 
 
+@pytest.mark.parametrize("taps", [(NORMED,), (MIDDLE,), ALL])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_states_that_nobody_wants_any_more_are_not_read_and_the_text_is_the_same(tiny, architecture, taps):
+    with session(tiny(architecture), taps=taps) as plain, session(tiny(architecture), taps=taps) as model:
+        for one in (plain, model):
+            one.prefill(PROMPT)
+        model.stop_reading_states()
+        for one in (plain, model):
+            one.reseed(3)
+        read, unread = plain.score(STEP[:9], logprobs=True), model.score(STEP[:9], logprobs=True)
+        written, bare = plain.propose(at_most(12)), model.propose(at_most(12))
+        assert set(read.states) == set(written.states) == set(taps) and unread.states == bare.states == {}
+        assert np.allclose(read.logprobs, unread.logprobs, **NOISE) and written.tokens == bare.tokens
+        model.rollback(model.n_past - 3)
+        assert model.score([1]).states == {}, "going back does not change it"
+        model.prefill(PROMPT)
+        again, plain_again = model.score(STEP), (plain.prefill(PROMPT), plain.score(STEP))[1]
+        for tap in taps:
+            assert np.allclose(again.states[tap].own, plain_again.states[tap].own, **NOISE)
+
+
 def test_the_states_of_different_taps_differ(tiny):
     with session(tiny("llama"), taps=ALL) as model:
         model.prefill(PROMPT)

@@ -122,6 +122,7 @@ ALLOWED = {
 LAYERS = [
     {"errors", "resources", "answer", "questions", "roles", "interrupts"},
     {"config", "modelinfo", "provenance"},
+    {"machine"},
     {"steps"},
     {"protocols"},
     {"policy", "bridge", "prefix", "rating"},
@@ -135,6 +136,7 @@ LAYERS = [
     {"pairs", "prompting"},
     {"reasoner"},
     {"lab"},
+    {"costs"},
     {"jobs", "bench", "serve"},
     {"doctor"},
     {"cli"},

@@ -80,6 +80,17 @@ def test_without_a_threshold_the_usual_share_of_errors_decides(known, wanted):
     assert replace(SPEC, calibrations=found).calibrated_threshold("semantic-joint") == wanted
 
 
+@pytest.mark.parametrize(
+    ("threshold", "acceptance", "wanted"),
+    [(0.3, 0.7, 0.7), (0.31, 0.7, None), (0.3, None, None), (0.3, "0.7", None), (0.3, 1.5, None), (None, 0.7, None)],
+)
+def test_what_was_accepted_is_known_of_a_calibrated_threshold_alone(threshold, acceptance, wanted):
+    found = {"policy": "semantic-joint", "alpha": 0.05, "threshold": threshold, "acceptance": acceptance}
+    spec = replace(SPEC, calibrations=[found])
+    assert spec.calibrated_acceptance("semantic-joint", 0.3) == wanted
+    assert spec.calibrated_acceptance("semantic-joint", None) is spec.calibrated_acceptance("always", 0.3) is None
+
+
 def test_a_spec_survives_json():
     assert ProbeSpec.from_json(SPEC.to_json()) == SPEC
     assert SPEC.tap == TapPoint(2, "pre")

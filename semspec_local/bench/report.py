@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..costs.model import CostSums, costs, python_share, ratio, summed
 from ..metrics import total
 from .answer_forms import normal
 from .arms import DRAFT, TARGET
-from .costs import CostSums, costs, python_share, ratio, summed
 from .results import ItemResult, Results
 from .world_task import Verdicts
 

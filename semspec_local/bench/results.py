@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..costs.model import CostSums
 from ..errors import NOT_AS_WRITTEN, ConfigError
 from ..linefile import LineFile, manifest_path
 from ..metrics import Counters
-from .costs import CostSums
 from .world_task import Verdicts
 
 RESULTS_VERSION = 1

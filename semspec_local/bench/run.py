@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..config import MAX_SEED
+from ..costs.model import cost_sums
 from ..errors import SemspecError
 from ..interrupts import HeldInterrupt
 from ..llama.native_time import NativeTime, native_time
+from ..machine import EnergyMeter
 from ..metrics import total
 from ..probes import native_calls
 from ..trace import StepRecord
 from .arms import Arm, ArmRun, MatchedArm
-from .costs import cost_sums
 from .grading import grade
-from .machine import EnergyMeter
 from .results import ItemResult, Results, ResultsFile
 from .tasks import BenchItem, BenchTask
 from .world_task import Verdicts

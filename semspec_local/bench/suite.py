@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ModelConfig, RunConfig
+from ..machine import EnergyMeter, PeakMemory, cpu_name, load_average, n_cores
 from ..provenance import fingerprint_file, provenance
 from ..reasoner import Sources
 from ..trace import StepRecord
 from .arms import LLAMA_SERVER, make_arms, parse_arm
-from .machine import EnergyMeter, PeakMemory, cpu_name, load_average, n_cores
 from .results import Results, kept_in
 from .run import Bench, Trial, run_trials, trials_of
 from .tasks import BenchItem, BenchTask, find_task, load_task, task_provenance, world_task_items

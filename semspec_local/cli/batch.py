@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
-from ..bench.cost_store import stored_costs
-from ..bench.pays import drafting_pays
 from ..config import ModelConfig, RunConfig, check_seed
+from ..costs.pays import drafting_pays
+from ..costs.store import stored_costs
 from ..errors import ConfigError
 from ..jobs import TASKS, BadLine, Item, ItemRecord, Runner, read_job
 from ..jobs.items import Job, digest_of
@@ -189,8 +189,7 @@ def _here(
         tally.n_lanes = reasoner.n_lanes
         if not options["quiet"]:
             _say(f"lanes: {reasoner.n_lanes}")
-        if reasoner.n_lanes == 1:  # in lanes a token has other costs
-            reasoner.pays = drafting_pays(reasoner)
+        reasoner.pays_for = drafting_pays(reasoner)
         yield from Runner(
             reasoner=reasoner,
             seed=setup.seed,

@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from ..bench.cost_store import CostKey, cost_key, store_costs
-from ..bench.costs import TOKENS_PER_STEP
-from ..bench.machine import load_average
-from ..bench.pair_costs import Curve, Outlook
-from ..policy import make_policy
+from ..costs.model import TOKENS_PER_STEP
+from ..costs.pair import Curve, Outlook
+from ..costs.pays import expected_acceptance, is_worth_it
+from ..costs.store import CostKey, cost_key, store_costs
+from ..machine import load_average
+from ..policy import Policy, make_policy
 from ..reasoner import Reasoner
 from ..roles import Role
 from ..trace import json_line
@@ -42,34 +43,35 @@ def costs(**options: Any) -> None:
     make_policy(config.policy)
     sources = sources_of(options)
     with Reasoner(sources, config, models) as reasoner:
-        from ..bench.measure_costs import measure_costs
+        from ..costs.measure import measure_costs
 
-        key = cost_key(sources, models)
+        key, policy = cost_key(sources, models), reasoner.policy
+        expected = expected_acceptance(reasoner, policy)
         click.echo("measuring; this takes up to a minute, and wants the machine to itself", err=True)
         measured = measure_costs(reasoner, tokens_per_step=options["tokens_per_step"], load=load)
     try:
         store_costs(key, measured)
     except OSError as error:
         click.echo(f"Note: not kept for later, for {key.path} cannot be written ({error.strerror or error})", err=True)
-    outlook = Outlook(costs=measured, tokens_per_step=options["tokens_per_step"])
+    outlook = Outlook(costs=measured, tokens_per_step=options["tokens_per_step"], expected_acceptance=expected)
     if as_json := options["as_json"]:
         facts = {"pair": sources.pair, "policy": config.policy, **outlook.to_json(), **asdict(key)}
         click.echo(json_line(facts), nl=False)
     else:
-        _show(outlook, key, config.policy)
+        _show(outlook, key, policy)
     if measured.noise:
         note = f"Note: the machine was busy ({', '.join(measured.noise)}); measure again when it is not"
         click.echo(note, err=as_json)
 
 
-def _show(outlook: Outlook, key: CostKey, policy: str) -> None:
+def _show(outlook: Outlook, key: CostKey, policy: Policy) -> None:
     from rich.console import Console
 
     console, measured = Console(highlight=False, markup=False, soft_wrap=True), outlook.costs
     threads = ", ".join(f"{role} {n}" for role, n in key.threads.items())
     taps = "; ".join(f"{role} {', '.join(places)}" for role, places in measured.loaded.taps.items() if places)
     logits = ", ".join(f"{role} {_read_logits(outlook, role)}" for role in measured.loaded.taps)
-    console.print(f"{key.cpu}, {key.n_cores} cores; threads: {threads}; policy {policy}")
+    console.print(f"{key.cpu}, {key.n_cores} cores; threads: {threads}; policy {policy.name}")
     console.print(f"states read after layers: {taps or 'none'}; logits while reading: {logits}")
     console.print(_cost_table(outlook))
     if outlook.ceiling is not None and outlook.break_even is not None:
@@ -79,6 +81,17 @@ def _show(outlook: Outlook, key: CostKey, policy: str) -> None:
         console.print(_speedup_table(outlook))
         console.print(outlook.token_advice)
     console.print(outlook.advice, style="bold")
+    if outlook.expected is not None:
+        console.print(_expectation(outlook, policy), style="bold")
+
+
+def _expectation(outlook: Outlook, policy: Policy) -> str:
+    """What the policy's own acceptance makes of it, and what run and batch do."""
+    consequence = "run and batch draft" if is_worth_it(outlook.expected) else "run and batch let the target write alone"
+    return (
+        f"{policy.name} at {policy.threshold:.3g} was calibrated to accept {outlook.expected_acceptance:.0%} of steps: "
+        f"{outlook.expected:.2f} times the target's speed, before probes and Python; so {consequence}."
+    )
 
 
 def _read_logits(outlook: Outlook, role: Role) -> str:

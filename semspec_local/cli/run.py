@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from ..bench.cost_store import stored_costs
-from ..bench.pays import drafting_pays
 from ..config import check_seed
+from ..costs.pays import drafting_pays
+from ..costs.store import stored_costs
 from ..engine import Speculation
 from ..errors import ConfigError, SemspecError
 from ..interrupts import HeldInterrupt
@@ -64,7 +64,7 @@ def run(**options: Any) -> int:
         if options["trace_file"]:
             _check_trace(options["trace_file"], [options["question_file"], *sources.files()])
         reasoner = stack.enter_context(Reasoner(sources, config, models))
-        reasoner.pays = drafting_pays(reasoner)
+        reasoner.pays_for = drafting_pays(reasoner)
         speculation = reasoner.start(
             question, seed=seed, system=options["system"], template_options=options["template_kwargs"]
         )

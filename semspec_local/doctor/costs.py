@@ -8,8 +8,8 @@ from .examination import Examination
 
 def costs(examination: Examination) -> Verdict | None:
     """Speculation pays here, as far as is known."""
-    from ..bench.cost_store import stored_costs
-    from ..bench.pair_costs import Outlook
+    from ..costs.pair import Outlook
+    from ..costs.store import stored_costs
 
     if examination.sources is None or examination.sources.draft is None:
         return None

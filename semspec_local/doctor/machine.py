@@ -15,8 +15,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TextIO
 
-from ..bench.machine import load_average, n_cores
 from ..config import default_threads
+from ..machine import load_average, n_cores
 from .check import Verdict, fail, ok, warn
 from .examination import Examination
 

@@ -90,6 +90,7 @@ class LlamaContext:
         )
         self._outputs_state = _is_output_state(taps, model)
         self._calls_back = bool(taps) and not self._outputs_state
+        self._reads_states = bool(taps)
         self._stack = ExitStack()
         self._held: HeldInterrupt | None = None
         self._abort_callback = C.ggml_abort_callback(self._should_abort)
@@ -145,6 +146,15 @@ class LlamaContext:
 
     # -- decoding -----------------------------------------------------------------------------------
 
+    def read_states(self, wanted: bool) -> None:
+        """Whether the next decodes give the states of the taps; without, they cost a little less."""
+        if self.taps is None or wanted == self._reads_states:
+            return
+        self._reads_states = wanted
+        self.taps.muted = not wanted
+        if self._outputs_state:
+            C.llama_set_embeddings(self.handle, wanted)
+
     def decode(
         self,
         tokens: Sequence[int],
@@ -159,7 +169,8 @@ class LlamaContext:
         n = len(tokens)
         if outputs is None:
             outputs = [False] * (n - 1) + [True]
-        flags = [True] * n if self.taps and self.taps.needs_all_outputs else list(outputs)
+        all_flagged = self._reads_states and self.taps is not None and self.taps.needs_all_outputs
+        flags = [True] * n if all_flagged else list(outputs)
         logits: list[FloatArray] = []
         states: list[dict[TapPoint, FloatArray]] = []
         for start in range(0, n, self.n_batch):
@@ -200,7 +211,7 @@ class LlamaContext:
 
     def _states(self, n: int) -> dict[TapPoint, FloatArray]:
         """The states of the last decode's tokens, per tap."""
-        if self.taps is None:
+        if self.taps is None or not self._reads_states:
             return {}
         if self._calls_back:
             return self.taps.rows(n)

@@ -28,11 +28,13 @@ class Request:
     tokens: Sequence[int]
     n_past: int
     outputs: Sequence[bool] | None
+    states: bool
 
     def decode(self) -> Decoded:
         """Evaluate this request alone."""
         n = len(self.tokens)
         positions = range(self.n_past, self.n_past + n)
+        self.context.read_states(self.states)
         return self.context.decode(self.tokens, positions, [self.sequence] * n, self.outputs)
 
 
@@ -50,12 +52,13 @@ class Hub:
         tokens: Sequence[int],
         n_past: int,
         outputs: Sequence[bool] | None = None,
+        states: bool = True,
     ) -> Decoded:
         """Called by a run: wait until the tokens are evaluated. What comes back is valid until the run waits again.
 
         Raises what `LlamaContext.decode` raises. Outside of `run` it evaluates at once.
         """
-        request = Request(getcurrent(), context, sequence, tokens, n_past, outputs)
+        request = Request(getcurrent(), context, sequence, tokens, n_past, outputs, states)
         if self._own is None or request.waiting is self._own:
             return request.decode()
         self._requests.append(request)
@@ -128,15 +131,16 @@ class Hub:
         return sorted(most, key=lambda request: request.sequence)[: most[0].context.n_batch]
 
     def _serve_together(self, chosen: list[Request]) -> None:
-        n = len(chosen)
-        decoded = chosen[0].context.decode(
+        n, context = len(chosen), chosen[0].context
+        context.read_states(any(request.states for request in chosen))
+        decoded = context.decode(
             [request.tokens[0] for request in chosen],
             [request.n_past for request in chosen],
             [request.sequence for request in chosen],
             [True] * n,
         )
         for i, request in enumerate(chosen):
-            states = {tap: rows[i : i + 1] for tap, rows in decoded.states.items()}
+            states = {tap: rows[i : i + 1] for tap, rows in decoded.states.items() if request.states}
             request.waiting.switch(Decoded(decoded.logits[i : i + 1], states))
 
 

@@ -28,7 +28,7 @@ class LaneStepModel(LlamaStepModel):
         return False
 
     def _evaluate(self, tokens: Sequence[int], outputs: Sequence[bool] | None) -> Decoded:
-        return self._hub.evaluate(self.context, self.sequence, tokens, self.n_past, outputs)
+        return self._hub.evaluate(self.context, self.sequence, tokens, self.n_past, outputs, self._reads_states)
 
     def _decode(self, tokens: Sequence[int], *, all_logits: bool = False) -> dict[TapPoint, FloatArray]:
         states = super()._decode(tokens, all_logits=all_logits)

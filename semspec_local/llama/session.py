@@ -98,6 +98,7 @@ class LlamaStepModel:
         self._rows = {tap: StateRows(self.model.n_embd) for tap in taps}
         self.tokens: list[int] = []
         self._start: Checkpoint | None = None
+        self._reads_states = True
 
     @property
     def vocabulary(self) -> LlamaVocabulary:
@@ -124,8 +125,15 @@ class LlamaStepModel:
     def prefill(self, tokens: Sequence[int]) -> None:
         """Start over with these tokens as the whole cache; ConfigError when they leave no room to write."""
         self.check_prompt(tokens)
+        self._reads_states = True
+        self._read_anew(tokens)
+
+    def _read_anew(self, tokens: Sequence[int]) -> None:
         self._forget()
         self._decode(tokens)
+
+    def stop_reading_states(self) -> None:
+        self._reads_states = False
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
         """Raise ConfigError, with the numbers, for a prompt that leaves no room to write."""
@@ -159,7 +167,7 @@ class LlamaStepModel:
         n = len(step.tokens)
         if known is not None:
             step.logprobs, step.in_top2 = known.arrays(n)
-        states = {tap: rows.take(n) for tap, rows in self._rows.items()}
+        states = {tap: rows.take(n) for tap, rows in self._rows.items() if self._reads_states}
         if n:
             step.states = self._step_states(start, states)
         return step
@@ -172,7 +180,8 @@ class LlamaStepModel:
         context, sample, handle = self.context, self._sampler.sample_last, self.context.handle
         decode_one, feed, n_ctx = context.decode_one, reader.feed, context.n_ctx
         piece, eog, cached = self.vocabulary.piece, self.vocabulary.eog_tokens, self.tokens
-        tap, states = next(iter(self._rows.items()), (None, None))
+        context.read_states(self._reads_states)
+        tap, states = next(iter(self._rows.items()), (None, None)) if self._reads_states else (None, None)
         state = None
         logits = self._logits
         token = self._sampler.sample(logits)
@@ -272,6 +281,7 @@ class LlamaStepModel:
 
     def _evaluate(self, tokens: Sequence[int], outputs: Sequence[bool] | None) -> Decoded:
         """Have the context evaluate tokens behind those in the cache."""
+        self.context.read_states(self._reads_states)
         return self.context.decode(tokens, range(self.n_past, self.n_past + len(tokens)), outputs=outputs)
 
     def _refuse(self, n: int) -> NoReturn:
@@ -308,7 +318,7 @@ class LlamaStepModel:
             self.tokens = kept[:-1]
             self._decode(kept[-1:])
         else:
-            self.prefill(kept)
+            self._read_anew(kept)
 
     def _drop(self, n_past: int, memory: bytes | None) -> bool:
         if memory is not None and not self.context.load_state(memory, self.sequence):

@@ -61,6 +61,8 @@ class LayerTaps:
         self._wanted = {name.encode(): tap for tap, name in self.names.items()}
         self._rows: dict[TapPoint, list[FloatArray]] = {}
         self._seen: set[bytes] | None = None
+        self.muted = False
+        """Is nothing wanted for now?"""
         self._error: BaseException | None = None
         self._library = ggml_base()
         self._get_name = self._library.ggml_get_name
@@ -68,6 +70,8 @@ class LayerTaps:
         self.callback = C.ggml_backend_sched_eval_callback(self._on_node)
 
     def _on_node(self, tensor: int, ask: bool, _user_data: Any) -> bool:
+        if self.muted:
+            return not ask
         try:
             name = self._get_name(tensor)
             if ask:

@@ -155,6 +155,14 @@ class ProbeSpec:
         )
         return float(best["threshold"])
 
+    def calibrated_acceptance(self, policy: str, threshold: float | None) -> float | None:
+        """The share of drafted steps that a policy accepted when it was calibrated to this threshold; else None."""
+        for found in self.calibrations:
+            if found["policy"] == policy and found["threshold"] is not None and found["threshold"] == threshold:
+                acceptance = found.get("acceptance")
+                return acceptance if isinstance(acceptance, float) and 0 <= acceptance <= 1 else None
+        return None
+
     def to_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal spec."""
         return json.dumps(asdict(self), sort_keys=True, allow_nan=False)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..provenance import UNKNOWN
+from .provenance import UNKNOWN
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -19,12 +19,12 @@ import numpy as np
 from ..features import needs_of
 from ..lab.world import problems, solve
 from ..llama.session import LlamaStepModel
+from ..machine import n_cores
 from ..protocols import StepModel
 from ..reasoner import Reasoner
 from ..steps import StepReader
-from .costs import TOKENS_PER_STEP
-from .machine import n_cores
-from .pair_costs import Loaded, PairCosts
+from .model import TOKENS_PER_STEP
+from .pair import Loaded, PairCosts
 
 N_READ = (1, 4, 8, 16, 32, 64, 128)
 """How many tokens the passes that read have."""

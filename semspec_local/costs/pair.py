@@ -1,17 +1,17 @@
 """What was measured of a pair on this machine, and what that says of speculation: numbers, and one sentence.
 
-Knows nothing of models and files; `measure_costs` fills it, `cost_store` keeps it.
+Knows nothing of models and files; `measure` fills it, `store` keeps it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..roles import Role
-from .costs import TOKENS_PER_STEP, Costs, at_length, token_speedup
+from .model import TOKENS_PER_STEP, Costs, at_length, token_speedup
 
 Curve = Mapping[int, float]
 """Seconds per token, by how many tokens are read in one pass."""
@@ -89,6 +89,22 @@ class PairCosts:
             step_acceptance=None,
         )
 
+    def in_lanes(self, n_lanes: int) -> PairCosts:
+        """The costs per token where so many runs share every pass: what lanes bring at best.
+
+        Writing is reading then: one token of each lane in a pass. That all lanes write, or all read, at once is never
+        quite so in speculation, so what does not pay by these costs does not pay in lanes.
+        """
+        if n_lanes == 1:
+            return self
+
+        def shared(curve: Curve) -> Curve:
+            return {n: at_length(curve, n * n_lanes) or seconds for n, seconds in curve.items()}
+
+        c_t = at_length(self.p_t, n_lanes)
+        c_d = at_length(self.p_d, n_lanes)
+        return replace(self, c_d=c_d, c_t=c_t, c_t_alone=c_t, p_d=shared(self.p_d), p_t=shared(self.p_t))
+
     def to_json(self) -> dict[str, Any]:
         """What was measured, for the file that keeps it; `from_json` reads it back."""
         return {**asdict(self), "p_d": _named(self.p_d), "p_t": _named(self.p_t)}
@@ -116,6 +132,8 @@ class Outlook:
 
     costs: PairCosts
     tokens_per_step: int = TOKENS_PER_STEP
+    expected_acceptance: float | None = None
+    """What the policy accepted when its probe was calibrated."""
 
     @property
     def ceiling(self) -> float | None:
@@ -131,6 +149,11 @@ class Outlook:
     def predicted(self) -> dict[float, float | None]:
         """The speedup by acceptance."""
         return {acceptance: self._speedup(acceptance) for acceptance in ACCEPTANCES}
+
+    @property
+    def expected(self) -> float | None:
+        """The speedup at the expected acceptance."""
+        return None if self.expected_acceptance is None else self._speedup(self.expected_acceptance)
 
     @property
     def token_speculation(self) -> dict[int, dict[float, float | None]]:
@@ -191,6 +214,8 @@ class Outlook:
             "ceiling": self.ceiling,
             "break_even_acceptance": self.break_even,
             "predicted": _named(self.predicted),
+            "expected_acceptance": self.expected_acceptance,
+            "expected": self.expected,
             "token_speculation": {str(n): _named(speedups) for n, speedups in self.token_speculation.items()},
             "advice": self.advice,
             "noisy": bool(self.costs.noise),

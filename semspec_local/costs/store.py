@@ -14,13 +14,13 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..errors import NOT_AS_WRITTEN
+from ..machine import cpu_name, n_cores
 from ..provenance import atomic_write, fingerprint_file, known_sha256
 from ..reasoner import Sources
 from ..resources import cache_dir
 from ..roles import ROLES, Role
 from ..trace import json_line
-from .machine import cpu_name, n_cores
-from .pair_costs import Loaded, PairCosts
+from .pair import Loaded, PairCosts
 
 logger = logging.getLogger(__name__)
 

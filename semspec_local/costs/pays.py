@@ -1,0 +1,77 @@
+"""Is drafting worth its time in this run? Asked before each step, and answered from measured costs and acceptance.
+
+The costs are those that `semspec-local costs` measured and kept, not the clock of the run, and nothing is learnt from
+other runs: so a run with the same seed and the same costs goes the same way, whatever ran before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..engine import Pays
+from ..metrics import Counters
+from ..policy import Policy
+from ..reasoner import Reasoner
+from .model import TOKENS_PER_STEP
+from .pair import PairCosts
+from .store import stored_costs
+
+EVIDENCE_STEPS = 5
+"""So many verified steps weigh as much as the expected acceptance; where none is expected, they are waited for."""
+
+REACHED = 0.93
+"""The share of the cost model's speedup that runs with probes reach: 0.91 to 1.00 on two pairs (docs/benchmarks.md).
+
+What the model leaves out is the probes, Python and that texts with drafted steps are a little longer.
+"""
+
+
+@dataclass(frozen=True)
+class DraftingPays:
+    """Implements `engine.Pays` with the cost model of `costs`.
+
+    `expected` is the acceptance to begin with, None where nothing is known of it: then only what cannot pay at any
+    acceptance is given up before `EVIDENCE_STEPS` were verified.
+    """
+
+    costs: PairCosts
+    expected: float | None = None
+
+    def __call__(self, counters: Counters) -> bool:
+        n_steps, seen = counters.n_proposed_steps, counters.token_acceptance_rate
+        if self.expected is not None:
+            weighed = EVIDENCE_STEPS * self.expected + n_steps * (seen if seen is not None else 0.0)
+            acceptance = weighed / (EVIDENCE_STEPS + n_steps)
+        else:
+            acceptance = seen if seen is not None and n_steps >= EVIDENCE_STEPS else 1.0
+        length = TOKENS_PER_STEP
+        if n_steps >= EVIDENCE_STEPS:
+            length = max(1, round(counters.n_draft_tokens_proposed / n_steps))
+        return is_worth_it(self.costs.at_step(length).at_acceptance(acceptance).ceiling(self.costs.c_t_alone))
+
+
+def is_worth_it(speedup: float | None) -> bool:
+    """Does a speedup that the cost model promises leave a gain in a run? Of an unknown one nothing is foretold."""
+    return speedup is None or speedup * REACHED >= 1
+
+
+def drafting_pays(reasoner: Reasoner) -> Callable[[Policy], Pays] | None:
+    """The answer for a loaded pair on this machine, by the policy that accepts its steps.
+
+    None where its costs were never measured with the models loaded as they are (another policy wants other numbers of
+    them), or are not to be trusted.
+    """
+    from .measure import loaded_facts
+
+    costs = stored_costs(reasoner.sources, reasoner.models, loaded_facts(reasoner))
+    if costs is None or costs.noise:
+        return None
+    in_lanes = costs.in_lanes(reasoner.n_lanes)
+    return lambda policy: DraftingPays(in_lanes, expected_acceptance(reasoner, policy))
+
+
+def expected_acceptance(reasoner: Reasoner, policy: Policy) -> float | None:
+    """The share of steps that the policy accepted when its probe was calibrated to its threshold; None elsewhere."""
+    probe = reasoner.joint_probe
+    return probe.spec.calibrated_acceptance(policy.name, policy.threshold) if probe is not None else None
