@@ -140,9 +140,8 @@ class Speculation:
         start = self._clock()
         for side, seed in zip(self.sides(), self._seeds):
             side.model.reseed(seed % (MAX_SEED + 1), self.config.sampling)
+            side.model.read_states(self.draft is not None)
             side.model.prefill(side.prompt)
-        if self.draft is None:
-            self.target.model.stop_reading_states()
         self.counters.prefill_s = self._clock() - start
 
     def unverified(self) -> Reason | None:
@@ -271,13 +270,14 @@ class Speculation:
         role: Role = "draft" if self.config.answer_by == "draft" and self.draft and self.draft.active else "target"
         for other, side in self._roles():
             side.active = other == role
+            side.model.read_states(False)
         return role
 
     def _gives_up(self) -> bool:
         """Is drafting not worth its time? Then the draft reads no further."""
         if self.draft is not None and not self.gave_up and self._pays is not None and not self._pays(self.counters):
             self.gave_up, self.draft.active = True, False
-            self.target.model.stop_reading_states()
+            self.target.model.read_states(False)
         return self.gave_up
 
     @property

@@ -135,8 +135,11 @@ class StepModel(Protocol):
         """Restart the sampler's random numbers; `sampling` says how to draw from now on, None: as before."""
         ...
 
-    def stop_reading_states(self) -> None:
-        """Steps have no states from now on, until `prefill`: what is not read costs no time."""
+    def read_states(self, wanted: bool) -> None:
+        """Whether steps have states from now on; at first they do. What nobody reads need not cost time.
+
+        They may be turned off at any time, and on again before `prefill`.
+        """
         ...
 
     def propose(self, reader: StepReader, *, logprobs: bool = False) -> ModelStep:

@@ -77,11 +77,11 @@ def _about_drafting(
 ) -> Iterator[Remark]:
     if speculation.gave_up:
         rate = counters.token_acceptance_rate
-        when = f"when {rate:.0%} of its tokens are accepted" if rate is not None else "at the acceptance to expect"
+        begun = f"Drafting was given up, with {rate:.0%} of its tokens accepted" if rate is not None else ""
         yield Remark(
             "gave_up",
-            f"{'The target wrote alone' if rate is None else 'Drafting was given up'}: by the costs that were measured "
-            f"here a draft gains nothing {when} (--no-give-up drafts all the same).",
+            f"{begun or 'The target wrote alone'}: by the costs that were measured here drafting is not expected to "
+            "gain time (--no-give-up drafts all the same).",
         )
         return
     if not counters.n_proposed_steps:

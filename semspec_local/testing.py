@@ -85,10 +85,9 @@ class ScriptedModel:
     def prefill(self, tokens: Sequence[int]) -> None:
         self.calls.append(("prefill", self.n_past))
         self.tokens = list(tokens)
-        self.reads_states = True
 
-    def stop_reading_states(self) -> None:
-        self.reads_states = False
+    def read_states(self, wanted: bool) -> None:
+        self.reads_states = wanted
 
     def propose(self, reader: StepReader, *, logprobs: bool = False) -> ModelStep:
         self.calls.append(("propose", self.n_past))

@@ -45,7 +45,7 @@ def test_states_that_nobody_wants_any_more_are_not_read_and_the_text_is_the_same
     with session(tiny(architecture), taps=taps) as plain, session(tiny(architecture), taps=taps) as model:
         for one in (plain, model):
             one.prefill(PROMPT)
-        model.stop_reading_states()
+        model.read_states(False)
         for one in (plain, model):
             one.reseed(3)
         read, unread = plain.score(STEP[:9], logprobs=True), model.score(STEP[:9], logprobs=True)
@@ -54,6 +54,7 @@ def test_states_that_nobody_wants_any_more_are_not_read_and_the_text_is_the_same
         assert np.allclose(read.logprobs, unread.logprobs, **NOISE) and written.tokens == bare.tokens
         model.rollback(model.n_past - 3)
         assert model.score([1]).states == {}, "going back does not change it"
+        model.read_states(True)
         model.prefill(PROMPT)
         again, plain_again = model.score(STEP), (plain.prefill(PROMPT), plain.score(STEP))[1]
         for tap in taps:

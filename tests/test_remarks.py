@@ -64,9 +64,7 @@ def test_a_draft_that_was_of_no_use_is_said(options, said):
 
 
 @pytest.mark.case(10)
-@pytest.mark.parametrize(
-    ("after", "seen"), [(0, "The target wrote alone"), (2, "when 100% of its tokens are accepted")]
-)
+@pytest.mark.parametrize(("after", "seen"), [(0, "The target wrote alone"), (2, "with 100% of its tokens accepted")])
 def test_drafting_that_was_given_up_is_said_with_the_way_back(after, seen):
     loop = started(pays=lambda counters: counters.n_proposed_steps < after)
     (remark,) = remarks_of(loop, list(loop))

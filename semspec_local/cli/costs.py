@@ -9,9 +9,10 @@ import click
 
 from ..costs.model import TOKENS_PER_STEP
 from ..costs.pair import Curve, Outlook
-from ..costs.pays import expected_acceptance, is_worth_it
+from ..costs.pays import DraftingPays, expected_acceptance
 from ..costs.store import CostKey, cost_key, store_costs
 from ..machine import load_average
+from ..metrics import Counters
 from ..policy import Policy, make_policy
 from ..reasoner import Reasoner
 from ..roles import Role
@@ -35,7 +36,8 @@ def costs(**options: Any) -> None:
 
     Takes up to a minute, and wants the machine to itself. What is measured is what a run does: both models write one
     token after another, with the states that the policy's probes read, and read 1 to 128 tokens in one pass.
-    `--policy never` measures the target alone. The last measurement is kept, and `run` and `batch` compare with it.
+    `--policy never` measures the target alone. The last measurement is kept: `run` and `batch` decide by it whether to
+    draft, and compare with it.
     """
     set_verbosity(quiet=False, verbose=0)
     load = load_average()
@@ -81,17 +83,20 @@ def _show(outlook: Outlook, key: CostKey, policy: Policy) -> None:
         console.print(_speedup_table(outlook))
         console.print(outlook.token_advice)
     console.print(outlook.advice, style="bold")
-    if outlook.expected is not None:
+    if outlook.expected_speedup is not None:
         console.print(_expectation(outlook, policy), style="bold")
 
 
 def _expectation(outlook: Outlook, policy: Policy) -> str:
-    """What the policy's own acceptance makes of it, and what run and batch do."""
-    consequence = "run and batch draft" if is_worth_it(outlook.expected) else "run and batch let the target write alone"
-    return (
-        f"{policy.name} at {policy.threshold:.3g} was calibrated to accept {outlook.expected_acceptance:.0%} of steps: "
-        f"{outlook.expected:.2f} times the target's speed, before probes and Python; so {consequence}."
+    """What the policy's own acceptance makes of it, and what a run does then."""
+    said = (
+        f"{policy.name} at {policy.threshold:.3g} was calibrated to accept {outlook.expected_acceptance:.0%} of steps, "
+        f"which allows {outlook.expected_speedup:.2f} times the target's speed"
     )
+    if outlook.costs.noise:  # then nothing is decided by them
+        return f"{said}."
+    begins = DraftingPays(outlook.costs, outlook.expected_acceptance)(Counters())
+    return f"{said}; so a run {'drafts' if begins else 'lets the target write alone'}."
 
 
 def _read_logits(outlook: Outlook, role: Role) -> str:

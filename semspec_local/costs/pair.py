@@ -90,20 +90,22 @@ class PairCosts:
         )
 
     def in_lanes(self, n_lanes: int) -> PairCosts:
-        """The costs per token where so many runs share every pass: what lanes bring at best.
+        """About the costs per token where so many runs write together; each reads by itself.
 
-        Writing is reading then: one token of each lane in a pass. That all lanes write, or all read, at once is never
-        quite so in speculation, so what does not pay by these costs does not pay in lanes.
+        A pass over one token of each lane takes about as long as one that reads as many, if that gives the logits of
+        all; where it does not, what the target writes in lanes is unknown. That all lanes write at once is seldom so
+        in speculation, and always so for the target alone.
         """
         if n_lanes == 1:
             return self
+        known = "target" in self.loaded.all_logits
 
-        def shared(curve: Curve) -> Curve:
-            return {n: at_length(curve, n * n_lanes) or seconds for n, seconds in curve.items()}
+        def together(alone: float | None, curve: Curve) -> float | None:
+            read = at_length(curve, n_lanes)
+            return alone if read is None or alone is None else min(alone, read)
 
-        c_t = at_length(self.p_t, n_lanes)
-        c_d = at_length(self.p_d, n_lanes)
-        return replace(self, c_d=c_d, c_t=c_t, c_t_alone=c_t, p_d=shared(self.p_d), p_t=shared(self.p_t))
+        c_t, c_t_alone = (together(one, self.p_t) if known else None for one in (self.c_t, self.c_t_alone))
+        return replace(self, c_d=together(self.c_d, self.p_d), c_t=c_t, c_t_alone=c_t_alone)
 
     def to_json(self) -> dict[str, Any]:
         """What was measured, for the file that keeps it; `from_json` reads it back."""
@@ -133,7 +135,7 @@ class Outlook:
     costs: PairCosts
     tokens_per_step: int = TOKENS_PER_STEP
     expected_acceptance: float | None = None
-    """What the policy accepted when its probe was calibrated."""
+    """The share of steps that the policy accepted when its probe was calibrated."""
 
     @property
     def ceiling(self) -> float | None:
@@ -151,7 +153,7 @@ class Outlook:
         return {acceptance: self._speedup(acceptance) for acceptance in ACCEPTANCES}
 
     @property
-    def expected(self) -> float | None:
+    def expected_speedup(self) -> float | None:
         """The speedup at the expected acceptance."""
         return None if self.expected_acceptance is None else self._speedup(self.expected_acceptance)
 
@@ -214,8 +216,8 @@ class Outlook:
             "ceiling": self.ceiling,
             "break_even_acceptance": self.break_even,
             "predicted": _named(self.predicted),
-            "expected_acceptance": self.expected_acceptance,
-            "expected": self.expected,
+            "expected_step_acceptance": self.expected_acceptance,
+            "expected_speedup": self.expected_speedup,
             "token_speculation": {str(n): _named(speedups) for n, speedups in self.token_speculation.items()},
             "advice": self.advice,
             "noisy": bool(self.costs.noise),

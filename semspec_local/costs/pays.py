@@ -1,7 +1,7 @@
 """Is drafting worth its time in this run? Asked before each step, and answered from measured costs and acceptance.
 
 The costs are those that `semspec-local costs` measured and kept, not the clock of the run, and nothing is learnt from
-other runs: so a run with the same seed and the same costs goes the same way, whatever ran before it.
+other runs: with the same seed, costs and number of lanes a run goes the same way, whatever ran before it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .pair import PairCosts
 from .store import stored_costs
 
 EVIDENCE_STEPS = 5
-"""So many verified steps weigh as much as the expected acceptance; where none is expected, they are waited for."""
+"""So many verified steps are waited for before their acceptance counts; then they weigh as much as an expected one."""
 
 REACHED = 0.93
 """The share of the cost model's speedup that runs with probes reach: 0.91 to 1.00 on two pairs (docs/benchmarks.md).
@@ -31,8 +31,9 @@ What the model leaves out is the probes, Python and that texts with drafted step
 class DraftingPays:
     """Implements `engine.Pays` with the cost model of `costs`.
 
-    `expected` is the acceptance to begin with, None where nothing is known of it: then only what cannot pay at any
-    acceptance is given up before `EVIDENCE_STEPS` were verified.
+    `expected` is the share of steps to be accepted, as far as is known beforehand; it stands for the share of tokens,
+    which is less where long steps are rejected. Where it is None, only what cannot pay at any acceptance is given up
+    before `EVIDENCE_STEPS` were verified.
     """
 
     costs: PairCosts
@@ -40,14 +41,12 @@ class DraftingPays:
 
     def __call__(self, counters: Counters) -> bool:
         n_steps, seen = counters.n_proposed_steps, counters.token_acceptance_rate
-        if self.expected is not None:
-            weighed = EVIDENCE_STEPS * self.expected + n_steps * (seen if seen is not None else 0.0)
-            acceptance = weighed / (EVIDENCE_STEPS + n_steps)
+        if seen is None or n_steps < EVIDENCE_STEPS:
+            acceptance, length = self.expected if self.expected is not None else 1.0, TOKENS_PER_STEP
         else:
-            acceptance = seen if seen is not None and n_steps >= EVIDENCE_STEPS else 1.0
-        length = TOKENS_PER_STEP
-        if n_steps >= EVIDENCE_STEPS:
-            length = max(1, round(counters.n_draft_tokens_proposed / n_steps))
+            acceptance, length = seen, max(1, round(counters.n_draft_tokens_proposed / n_steps))
+            if self.expected is not None:
+                acceptance = (EVIDENCE_STEPS * self.expected + n_steps * seen) / (EVIDENCE_STEPS + n_steps)
         return is_worth_it(self.costs.at_step(length).at_acceptance(acceptance).ceiling(self.costs.c_t_alone))
 
 

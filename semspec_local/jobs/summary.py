@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ..policy import POLICIES
 from .records import ItemRecord
 
 N_SLOWEST = 3
@@ -18,7 +17,8 @@ class Tally:
     """Adds up finished items; holds numbers only, so that a long job stays small.
 
     `n_lanes` is how many items ran at once in one pair of models; None where there were several pairs, or none yet.
-    `drafting_s` and `n_tokens_drafting` are those of items whose policy drafts, without the time for their prompts.
+    `drafting_s` and `n_tokens_drafting` are those of items for which something was drafted, without the time for their
+    prompts.
     """
 
     n_failed_before: int = 0
@@ -46,7 +46,7 @@ class Tally:
         self.n_accepted += record.stats.get("n_accepted_steps", 0)
         self.n_tokens_by_draft += record.stats.get("n_tokens_by_draft", 0)
         self.slowest = sorted([*self.slowest, (record.seconds, record.id)], reverse=True)[:N_SLOWEST]
-        if record.stats and POLICIES[record.stats["policy"]].drafts:
+        if record.stats.get("n_proposed_steps"):
             self.drafting_s += record.stats["wall_s"] - record.stats["prefill_s"]
             self.n_tokens_drafting += record.stats["n_committed_tokens"]
         for kind in {remark["kind"] for remark in record.stats.get("remarks", ())}:

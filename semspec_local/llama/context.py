@@ -150,10 +150,10 @@ class LlamaContext:
         """Whether the next decodes give the states of the taps; without, they cost a little less."""
         if self.taps is None or wanted == self._reads_states:
             return
-        self._reads_states = wanted
         self.taps.muted = not wanted
         if self._outputs_state:
             C.llama_set_embeddings(self.handle, wanted)
+        self._reads_states = wanted  # last: what a Ctrl-C broke off is done again
 
     def decode(
         self,

@@ -125,15 +125,11 @@ class LlamaStepModel:
     def prefill(self, tokens: Sequence[int]) -> None:
         """Start over with these tokens as the whole cache; ConfigError when they leave no room to write."""
         self.check_prompt(tokens)
-        self._reads_states = True
-        self._read_anew(tokens)
-
-    def _read_anew(self, tokens: Sequence[int]) -> None:
         self._forget()
         self._decode(tokens)
 
-    def stop_reading_states(self) -> None:
-        self._reads_states = False
+    def read_states(self, wanted: bool) -> None:
+        self._reads_states = wanted
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
         """Raise ConfigError, with the numbers, for a prompt that leaves no room to write."""
@@ -318,7 +314,7 @@ class LlamaStepModel:
             self.tokens = kept[:-1]
             self._decode(kept[-1:])
         else:
-            self._read_anew(kept)
+            self.prefill(kept)
 
     def _drop(self, n_past: int, memory: bytes | None) -> bool:
         if memory is not None and not self.context.load_state(memory, self.sequence):
