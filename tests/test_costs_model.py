@@ -163,14 +163,15 @@ def tally(n_lanes: int | None, *policies: str) -> Tally:
     """A job of 5 seconds whose items had 100 tokens each, in 10 seconds of a run, 2 of them for the prompt."""
     made = Tally(n_lanes=n_lanes, clock=lambda: 110.0)
     for policy in policies:
-        stats = {"policy": policy, "wall_s": 10.0, "prefill_s": 2.0, "n_committed_tokens": 100}
+        n = {"never": 0, "given up": 0}.get(policy, 3)
+        stats = {"n_proposed_steps": n, "wall_s": 10.0, "prefill_s": 2.0, "n_committed_tokens": 100}
         usage = {"completion_tokens": 100}
         made.add(ItemRecord(id="a", line=1, status="ok", usage=usage, stats=stats, seconds=5.0))
     return made
 
 
 def test_a_job_in_one_lane_is_compared_without_its_prompts():
-    job = tally(1, "always", "loglik-ratio", "never")
+    job = tally(1, "always", "loglik-ratio", "never", "given up")
     assert (job.drafting_s, job.n_tokens_drafting) == (16.0, 200)
     assert job.speculation(0.1) == (
         "speculation: 1.25 times as fast as the target alone would have been (measured cost 100 ms a token)"
