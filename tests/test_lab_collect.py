@@ -43,8 +43,10 @@ def collect(tiny, tmp_path, monkeypatch):
     def run(n_groups: int | None = None, folder=tmp_path / "collection", problems=PROBLEMS, **changes):
         sources = Sources(target=tiny("llama"), draft=tiny("llama-other-seed"), pair="made")
         with Collector(folder, sources, config(**changes), "made") as collector:
-            for number, _ in enumerate(collector.run(problems), 1):
-                if number == n_groups:
+            stored = set()
+            for n_stored in collector.run(problems):
+                stored |= {n_stored} - {0}
+                if len(stored) == n_groups:
                     break
         return folder
 
@@ -123,12 +125,15 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_end(tmp_path):
         assert index.read_bytes() == whole
 
 
-def test_a_time_budget_ends_it_after_a_group(tmp_path):
+def test_a_time_budget_ends_it_after_the_solutions_or_a_group(tmp_path):
     settings = ("--pair", "tiny", "--data", "world:3", "--limit", "40", "--samples", "2", "--post", "-t", "1")
     words = [sys.executable, "-m", "semspec_local", "probe", "collect", str(tmp_path / "c"), *settings]
-    done = subprocess.run([*words, "--time-budget", "0.0001"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert "the time is up; the same command goes on from here" in done.stderr
+    for has_rows in (False, True):
+        done = subprocess.run([*words, "--time-budget", "0.0001"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0
+        assert "the time is up; the same command goes on from here" in done.stderr
+        assert (tmp_path / "c" / "solutions.jsonl").exists()
+        assert (tmp_path / "c" / "index.jsonl").exists() is has_rows
     assert 0 < len(rows(tmp_path / "c")) < 80
 
 

@@ -77,7 +77,12 @@ collection_argument = click.argument("collection", type=click.Path(exists=True, 
     help="Steps that are never drafted, as in run: prefixes hold at least so many.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, help="Seed of samples and prefixes.")
-@click.option("--time-budget", type=click.FloatRange(0, min_open=True), metavar="MINUTES", help="Stop after so long.")
+@click.option(
+    "--time-budget",
+    type=click.FloatRange(0, min_open=True),
+    metavar="MINUTES",
+    help="Stop after so long, when what is in work is done.",
+)
 @click.option("-t", "--threads", type=click.IntRange(1), default=default_threads, help="CPU threads.")
 def collect(
     collection: Path,

@@ -185,7 +185,7 @@ class Collector:
         return len(_read_lines(self.folder / "index.jsonl"))
 
     def run(self, problems: Sequence[Problem]) -> Iterator[int]:
-        """Collect what is not stored yet; yields how many prefixes are stored after each group.
+        """Collect what is not stored yet; yields how many prefixes are stored, after each group and after solving.
 
         The first prefix of every problem comes before the second of any, so that a run cut short has many problems.
         What a lane computes depends a little on its neighbours, so a group that was cut short is sampled again whole:
@@ -195,7 +195,8 @@ class Collector:
         n_group = -(-_ROUNDS * self.config.n_lanes // self.config.n_samples)
         for k in range(self.config.n_prefixes):
             for start in range(0, len(problems), n_group):
-                self._solve_until(problems, start + n_group)
+                if self._solve_until(problems, start + n_group):
+                    yield len(done)
                 prefixes = self._prefixes(problems[start : start + n_group])
                 group = [p for p in prefixes if p.prefix_id % self.config.n_prefixes == k]
                 if missing := {prefix.prefix_id for prefix in group} - done:
@@ -207,18 +208,23 @@ class Collector:
         """Token ids of the target's solutions so far; they are stored, so that a rerun has the same prefixes."""
         return {row["problem_id"]: row["tokens"] for row in _read_lines(self.folder / "solutions.jsonl")}
 
-    def _solve_until(self, problems: Sequence[Problem], end: int) -> None:
-        """Let the target solve the problems before `end`, and some more; a part cut short is solved again whole."""
-        stored, n_part = self._solutions(), _SOLUTION_ROUNDS * self.config.n_lanes
+    def _solve_until(self, problems: Sequence[Problem], end: int) -> bool:
+        """Let the target solve the problems before `end`, and some more; a part cut short is solved again whole.
+
+        False where all were solved before.
+        """
+        stored, n_part, solved = self._solutions(), _SOLUTION_ROUNDS * self.config.n_lanes, False
         for start in range(0, min(end, len(problems)), n_part):
             part = problems[start : start + n_part]
             if all(problem.problem_id in stored for problem in part):
                 continue
+            solved = True
             solve = self._solve if self.config.policy == TARGET_ALONE else self._speculate
             for problem, tokens in solve(part):
                 if problem.problem_id not in stored:
                     row = {"problem_id": problem.problem_id, "tokens": tokens}
                     _append_line(self.folder / "solutions.jsonl", row)
+        return solved
 
     def _prefixes(self, problems: Sequence[Problem]) -> list[_Prefix]:
         """Places in the target's solutions."""
