@@ -384,6 +384,8 @@ def test_what_a_run_will_do_is_said_with_the_costs(c_t_alone, spread, end):
     said = _expectation(Outlook(costs=costs, expected_acceptance=0.5), make_policy("semantic-joint", 0.7))
     assert said.startswith("semantic-joint at 0.7 was calibrated to accept 50% of steps, which allows ")
     assert f"{c_t_alone:.2f} times" in said and said.endswith(end)
+    shorter = Outlook(costs=costs, expected_acceptance=0.5, tokens_per_step=8)
+    assert "a run" not in _expectation(shorter, make_policy("semantic-joint", 0.7)), "it decides by the usual length"
 
 
 def test_what_cannot_pay_at_any_acceptance_is_given_up_at_once():

@@ -93,7 +93,7 @@ def _expectation(outlook: Outlook, policy: Policy) -> str:
         f"{policy.name} at {policy.threshold:.3g} was calibrated to accept {outlook.expected_acceptance:.0%} of steps, "
         f"which allows {outlook.expected_speedup:.2f} times the target's speed"
     )
-    if outlook.costs.noise:  # then nothing is decided by them
+    if outlook.costs.noise or outlook.tokens_per_step != TOKENS_PER_STEP:  # a run decides by others, or by none
         return f"{said}."
     begins = DraftingPays(outlook.costs, outlook.expected_acceptance)(Counters())
     return f"{said}; so a run {'drafts' if begins else 'lets the target write alone'}."

@@ -28,7 +28,7 @@ from ..provenance import atomic_write, fingerprint_file, provenance
 from ..reasoner import Reasoner, Sources
 from ..roles import Role
 from ..steps import StepReader
-from .collection import COLLECTION_VERSION, EARLY_N_PRIME, N_PREFIXES, N_SAMPLES, POST, TARGET_ALONE, StateKind
+from .collection import COLLECTION_VERSION, EARLY_N_PRIME, N_PREFIXES, N_SAMPLES, POST, TARGET_ALONE, tensors_of
 from .problems import Problem
 
 logger = logging.getLogger(__name__)
@@ -347,7 +347,7 @@ class Collector:
         kept = [i for i, (_, step) in enumerate(written) if step.tokens]  # a sample may be an immediate end
         tensors: dict[str, Any] = {}
         for reader, steps in read.items():
-            tensors |= _tensors(reader, [steps[i] for i in kept])
+            tensors |= tensors_of(reader, [steps[i] for i in kept])
         name = f"prefix-{key:06d}.safetensors"
         save_file(tensors, self.folder / name)
         vocabulary = self.target.model.vocabulary
@@ -376,22 +376,6 @@ class Collector:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _tensors(reader: Role, steps: Sequence[ModelStep]) -> dict[str, Any]:
-    """Arrays over samples of one reader: pooled states float32 [n, n_embd], log-probability features float32 [n]."""
-    tensors: dict[str, Any] = {}
-    for tap in steps[0].states if steps else ():
-        for window in get_args(Window):
-            for pooling in get_args(Pooling):
-                rows = [step.states[tap].pool(window, pooling) for step in steps]
-                tensors[StateKind(tap.layer, window, pooling, tap.norm).tensor(reader)] = np.stack(rows)
-    logprobs = [step.logprobs for step in steps if step.logprobs is not None]
-    tensors[f"{reader}.logprob_mean"] = np.asarray([row.mean() for row in logprobs], dtype=np.float32)
-    tensors[f"{reader}.logprob_min"] = np.asarray([row.min() for row in logprobs], dtype=np.float32)
-    shares = [step.in_top2.mean() for step in steps if step.in_top2 is not None]
-    tensors[f"{reader}.top2_share"] = np.asarray(shares, dtype=np.float32)
-    return tensors
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

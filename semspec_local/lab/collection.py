@@ -1,4 +1,4 @@
-"""Read a collection: sampled steps, and the states of both models on each of them.
+"""What a collection holds: sampled steps, and the states of both models on each of them.
 
 A collection is a folder: `collection.json` (header), `index.jsonl` (one prefix a line), and one safetensors file per
 prefix. This file knows the layout and nothing of what is done with it.
@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import NOT_AS_WRITTEN, ConfigError
 from ..modelinfo import ModelInfo
-from ..protocols import FloatArray, Norm, Pooling, Window
+from ..protocols import FloatArray, ModelStep, Norm, Pooling, Window
 from ..roles import ROLES, Role
 
 COLLECTION_VERSION = 1
@@ -155,6 +155,22 @@ class Collection:
                 raise ConfigError(f"{prefix.file}: {name} holds NaN or infinity (float16 ends at 65504)")
             parts.append(rows)
         return np.concatenate(parts)
+
+
+def tensors_of(reader: Role, steps: Sequence[ModelStep]) -> dict[str, Any]:
+    """Arrays over samples of one reader: pooled states float32 [n, n_embd], log-probability features float32 [n]."""
+    tensors: dict[str, Any] = {}
+    for tap in steps[0].states if steps else ():
+        for window in get_args(Window):
+            for pooling in get_args(Pooling):
+                rows = [step.states[tap].pool(window, pooling) for step in steps]
+                tensors[StateKind(tap.layer, window, pooling, tap.norm).tensor(reader)] = np.stack(rows)
+    logprobs = [step.logprobs for step in steps if step.logprobs is not None]
+    tensors[f"{reader}.logprob_mean"] = np.asarray([row.mean() for row in logprobs], dtype=np.float32)
+    tensors[f"{reader}.logprob_min"] = np.asarray([row.min() for row in logprobs], dtype=np.float32)
+    shares = [step.in_top2.mean() for step in steps if step.in_top2 is not None]
+    tensors[f"{reader}.top2_share"] = np.asarray(shares, dtype=np.float32)
+    return tensors
 
 
 def read_collection(folder: Path | str) -> Collection:
