@@ -141,7 +141,9 @@ class Speculation:
         for side, seed in zip(self.sides(), self._seeds):
             side.model.reseed(seed % (MAX_SEED + 1), self.config.sampling)
             side.model.read_states(self.draft is not None)
-            side.model.prefill(side.prompt)
+            n_read = side.model.prefill(side.prompt)
+            if side is self.target:
+                self.counters.n_prompt_tokens_read = n_read
         self.counters.prefill_s = self._clock() - start
 
     def unverified(self) -> Reason | None:

@@ -22,11 +22,13 @@ class Counters:
     A step is proposed when a policy was asked about it. Committed tokens are counted by who wrote them, in the
     target's tokens where the target holds the step and in the draft's elsewhere, so the three add up to
     `n_committed_tokens`. `accepted_run_lengths` maps the length of an accepted run to how often it occurred: one run
-    before each rejection, 0 included, and the unfinished one at the end unless it is 0.
+    before each rejection, 0 included, and the unfinished one at the end unless it is 0. `n_prompt_tokens_read` leaves
+    out the beginning of the prompt that was in the cache already.
     Times are in seconds of wall clock; `ttft_s` is None before the first token, and for several runs together.
     """
 
     n_prompt_tokens: int = 0
+    n_prompt_tokens_read: int = 0
     n_steps: int = 0
     n_proposed_steps: int = 0
     n_accepted_steps: int = 0
@@ -52,12 +54,19 @@ class Counters:
         records: Iterable[StepRecord],
         *,
         n_prompt_tokens: int = 0,
+        n_prompt_tokens_read: int = 0,
         prefill_s: float = 0.0,
         wall_s: float = 0.0,
         ttft_s: float | None = None,
     ) -> Counters:
         """The counters of a run from its trace; what the steps do not tell is given by name."""
-        counters = cls(n_prompt_tokens=n_prompt_tokens, prefill_s=prefill_s, wall_s=wall_s, ttft_s=ttft_s)
+        counters = cls(
+            n_prompt_tokens=n_prompt_tokens,
+            n_prompt_tokens_read=n_prompt_tokens_read,
+            prefill_s=prefill_s,
+            wall_s=wall_s,
+            ttft_s=ttft_s,
+        )
         for record in records:
             counters.add(record)
         return counters
@@ -135,8 +144,8 @@ class Counters:
 
     @property
     def prefill_tps(self) -> float | None:
-        """Prompt tokens per second of prefill."""
-        return _rate(self.n_prompt_tokens, self.prefill_s)
+        """The prompt's tokens that were read per second of prefill."""
+        return _rate(self.n_prompt_tokens_read, self.prefill_s)
 
     @property
     def decode_tps(self) -> float | None:

@@ -127,8 +127,8 @@ class StepModel(Protocol):
     @property
     def n_past(self) -> int: ...
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Start over with these tokens, at least one, as the whole cache."""
+    def prefill(self, tokens: Sequence[int]) -> int:
+        """Start over with these tokens, at least one, as the whole cache; how many of them had to be read."""
         ...
 
     def reseed(self, seed: int, sampling: SamplingConfig | None = None) -> None:

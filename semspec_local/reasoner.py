@@ -170,7 +170,7 @@ class Reasoner:
             self._warn("draft and target have different vocabularies, so steps are carried between them as text")
         self._load_probes()
         self.policy = self._make_policy(self.config)
-        self.n_lanes = self.n_lanes or self._best_lanes(models["target"])
+        self.n_lanes = self.n_lanes or self._best_lanes(models)
         self._lanes: list[dict[Role, LlamaStepModel]] = [{} for _ in range(self.n_lanes)]
         self._models = self._lanes[0]
         for role, model in models.items():
@@ -184,6 +184,8 @@ class Reasoner:
                 alone = LlamaStepModel(model, sampling=self.config.sampling, **settings)
                 self._models[role] = stack.enter_context(alone)
             else:
+                # Where nobody drafts, all lanes write at once; else some draft while others write or read.
+                settings["one_cache"] = self.policy.drafts
                 context = stack.enter_context(LlamaContext(model, n_seq_max=self.n_lanes, **settings))
                 for number, lane in enumerate(self._lanes):
                     lane[role] = stack.enter_context(LaneStepModel(context, number, self.hub, self.config.sampling))
@@ -203,13 +205,18 @@ class Reasoner:
             plan.check(max(1, self.n_lanes))
         self._most_lanes = min(self.max_lanes, plan.lanes_that_fit(self.max_lanes)) if self.n_lanes == 0 else 1
 
-    def _best_lanes(self, target: LlamaModel) -> int:
+    def _best_lanes(self, models: Mapping[Role, LlamaModel]) -> int:
         """As many lanes as lower the cost of a token, and as fit."""
         from .llama.lane_choice import batch_costs, best_lanes
 
-        if self._most_lanes == 1:
+        most, one_cache = self._most_lanes, self.policy.drafts
+        if one_cache:
+            limits = [model.most_sequences(min(self.models.n_ctx, model.n_ctx_train)) for model in models.values()]
+            most = min([most, *(limit for limit in limits if limit is not None)])
+        if most == 1:
             return 1
-        return best_lanes(batch_costs(target, n_threads=self.models.threads["target"], most=self._most_lanes))
+        n_threads = self.models.threads["target"]
+        return best_lanes(batch_costs(models["target"], n_threads=n_threads, most=most, one_cache=one_cache))
 
     def _used_roles(self) -> tuple[Role, ...]:
         return ROLES if self.policy.drafts else ROLES[:1]

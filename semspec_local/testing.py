@@ -82,9 +82,10 @@ class ScriptedModel:
     def reseed(self, seed: int, sampling: SamplingConfig | None = None) -> None:
         self.seed, self.sampling = seed, sampling
 
-    def prefill(self, tokens: Sequence[int]) -> None:
+    def prefill(self, tokens: Sequence[int]) -> int:
         self.calls.append(("prefill", self.n_past))
         self.tokens = list(tokens)
+        return len(tokens)
 
     def read_states(self, wanted: bool) -> None:
         self.reads_states = wanted

@@ -413,6 +413,21 @@ def test_the_numbers_of_an_arm_are_those_of_its_items():
     assert (by_tokens["n_draft_tokens_rejected"], by_tokens["tokens_per_s"]) == (60, pytest.approx(100 / 205))
 
 
+def test_what_an_arm_does_not_count_is_unknown_and_not_zero():
+    counted = (
+        "n_tokens_by_draft",
+        "n_tokens_by_target",
+        "n_draft_tokens_rejected",
+        "n_target_tokens_written",
+        "n_target_tokens_read",
+    )
+    (server,) = summaries(Results({}, {"llama-server": [item(i, True, 10.0) for i in range(3)]}))
+    assert [server[name] for name in counted] == [None] * 5
+    _, policy, by_tokens = summaries(made_up())
+    assert None not in [policy[name] for name in counted]
+    assert [by_tokens[name] for name in counted] == [None, None, 60, None, None]
+
+
 def test_repetitions_of_an_item_are_resampled_together():
     once = {"target": [item(i, i < 8, 10.0) for i in range(10)]}
     thrice = {"target": [item(i, i < 8, 10.0, seed=k) for k in range(3) for i in range(10)]}

@@ -9,9 +9,11 @@ from gguf_factory import write_model
 from semspec_local.bench.arms import ArmRun, ArmSpec, make_arms, parse_arm
 from semspec_local.config import ModelConfig, RunConfig, SamplingConfig
 from semspec_local.errors import ConfigError
+from semspec_local.llama.context import LlamaContext
 from semspec_local.llama.model import LlamaModel
 from semspec_local.llama.native import C
 from semspec_local.llama.native_time import LLAMA, native_time
+from semspec_local.llama.session import PROMPT_BLOCK
 from semspec_local.probes import ProbeSpec
 from semspec_local.probes.mlp import Mlp
 from semspec_local.probes.write import write_mlp_onnx
@@ -98,6 +100,12 @@ def test_an_arm_that_drafts_needs_a_draft(tiny, name):
         pass
 
 
+@pytest.mark.parametrize("name", ["token-sd@2", "lookup"])
+def test_an_arm_that_cannot_close_thinking_is_not_compared_with_those_that_do(sources, name):
+    with pytest.raises(ConfigError, match=f"the arm {name} cannot close a model's thinking; leave out --think-budget"):
+        run(name, sources, think_budget=5)
+
+
 # -- runs -------------------------------------------------------------------------------------------
 
 
@@ -115,6 +123,24 @@ def test_all_kinds_answer_one_question_after_another(sources):
             by_tokens = arm.name.startswith(("token-sd", "lookup"))
             assert (first.counters is None, first.records is None) == (by_tokens, by_tokens)
             assert (first.n_proposed is None, first.n_accepted is None) == (not by_tokens, not by_tokens)
+
+
+@pytest.mark.parametrize("name", ["target", "always", "random@0.5", "token-sd@3"])
+def test_every_run_reads_its_prompt_whole(sources, monkeypatch, name):
+    """A batch keeps the beginning that two prompts share; an arm is timed against programs that keep nothing."""
+    decode, counts = LlamaContext.decode, []
+
+    def counting(context, tokens, *arguments, **options):
+        counts.append(len(tokens))
+        return decode(context, tokens, *arguments, **options)
+
+    with make_arms([name], sources, config(sampling=GREEDY), MODELS) as (arm,):
+        monkeypatch.setattr(LlamaContext, "decode", counting)
+        arm.run(3 * QUESTION, 0)
+        first = list(counts)
+        arm.run(3 * QUESTION, 0)
+    assert max(first) == PROMPT_BLOCK
+    assert counts == 2 * first
 
 
 @pytest.mark.parametrize("max_tokens", [5, 40])

@@ -371,6 +371,9 @@ def test_in_lanes_writing_costs_what_a_pass_over_all_lanes_costs():
     assert costs.in_lanes(1) == costs
     assert (shared.c_d, shared.c_t, shared.c_t_alone) == (0.4, 0.5, 0.5), "never dearer than alone"
     assert shared.p_t == shared.p_d == curve, "each lane reads by itself"
+    dear = replace(costs, c_d=0.9)
+    assert dear.in_lanes(4).c_d == 0.9, "a pass that leaves out the vocabulary does not say what writing costs"
+    assert replace(dear, loaded=Loaded(all_logits=["target", "draft"])).in_lanes(4).c_d == 0.5
     for unknown in (PairCosts().in_lanes(8), replace(costs, loaded=Loaded()).in_lanes(4)):
         assert unknown.c_t_alone is None and DraftingPays(unknown)(Counters())
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from semspec_local.answer_forms import in_base, letter, normal, numbers, quantity, tidy
 from semspec_local.bench import verifier as verifier_module
-from semspec_local.bench.answer_forms import in_base, letter, normal, numbers, quantity, tidy
 from semspec_local.bench.grading import Grade, disagreements, extract, grade
 from semspec_local.bench.verifier import Verifier, shared
 from semspec_local.errors import ConfigError, SemspecError

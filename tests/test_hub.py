@@ -136,6 +136,23 @@ def test_what_work_raises_ends_the_others_with_their_last_words():
     assert list(hub.run(counter(hub, context), iter([1]), n_lanes=1)) == [[10]]  # and it can be used again
 
 
+def test_what_has_finished_comes_before_what_work_raises():
+    """A first Ctrl-C ends a job at the next step; other lanes may have finished their items in the same turn."""
+    hub, context = Hub(), FakeContext()
+
+    def work(lane: int, n: int) -> list[int]:
+        if lane == 2:
+            hub.evaluate(context, lane, [0], 0)
+            raise RuntimeError("stop all")
+        return counter(hub, context)(lane, n)
+
+    found, results = [], hub.run(work, iter([1, 5, 0, 1]), n_lanes=3)
+    with pytest.raises(RuntimeError, match="stop all"):
+        for result in results:
+            found.append(result)
+    assert found == [[10]]
+
+
 def test_a_consumer_that_stops_early_ends_the_runs():
     hub, context = Hub(), FakeContext()
     found = hub.run(counter(hub, context), iter([1, 50, 50]), n_lanes=2)

@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 
 from semspec_local import jobs
-from semspec_local.config import RunConfig
+from semspec_local.config import ModelConfig, RunConfig
 from semspec_local.errors import ConfigError
 from semspec_local.jobs.output import OutputError, OutputFile
 from semspec_local.jobs.records import ItemError, ItemRecord
-from semspec_local.jobs.runner import file_name, item_seed
+from semspec_local.jobs.runner import Stopped, file_name, item_seed
 from semspec_local.jobs.tasks import number_answer
 from semspec_local.lab.world import problems
 from semspec_local.linefile import manifest_path
+from semspec_local.reasoner import Reasoner, Sources
 from semspec_local.trace import read_trace
 
 MANIFEST = {"version": 1, "job": {"seed": 1, "config": {"policy": "never"}}}
@@ -173,6 +174,13 @@ def test_file_names_are_plain_and_differ(names):
         (r"\boxed{24/3 = 8}", "8"),
         ("#### 1/1,000", "1/1000"),
         ("#### 3/4", "3/4"),
+        (r"\boxed{12 \text{ m}^2}", "12"),
+        (r"\boxed{25\%}", "25"),
+        (r"\boxed{.5}", "0.5"),
+        (r"\boxed{-.25\text{ cups}}", "-0.25"),
+        (r"\boxed{−5}", "-5"),
+        (r"\boxed{1\,234}", "1234"),
+        (r"\boxed{1 1/2}", "1 1/2"),
         ("It is 5.", None),
         (r"\boxed{none}", None),
     ],
@@ -222,6 +230,32 @@ def test_the_input_may_not_change_between_two_runs(questions, tmp_path):
     done = batch(questions, "-o", out, *QUICK)
     assert done.returncode == 2 and "other settings (input_sha256)" in done.stderr
     assert batch(questions, "-o", questions, *QUICK).returncode == 2
+
+
+def test_another_column_is_another_job(tmp_path):
+    table, out = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    table.write_text("id,a,b\nq,How many?,How much?\n")
+    assert batch(table, "-o", out, *QUICK, "--column", "a").returncode == 0
+    done = batch(table, "-o", out, *QUICK, "--column", "b")
+    assert done.returncode == 2 and "other settings (column)" in done.stderr
+
+
+def test_an_output_among_the_inputs_is_refused_before_it_is_there(questions, tmp_path):
+    done = batch(tmp_path, "-o", tmp_path / "out.jsonl", *QUICK)
+    assert done.returncode == 2 and "lies among the inputs, and would be one of them next time" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == [questions.name]
+
+
+def test_an_item_that_ended_when_somebody_stopped_the_job_is_kept(questions):
+    items = [found for found in jobs.read_job(str(questions)).entries if isinstance(found, jobs.Item)]
+    config = RunConfig(policy="never", max_tokens=5, max_step_tokens=64)  # one step, and it is the last one
+    with Reasoner(Sources.from_pair("tiny"), config, ModelConfig(n_threads=1)) as reasoner:
+        n_asked = iter(range(100))
+        runner = jobs.Runner(reasoner=reasoner, seed=0, should_stop=lambda: next(n_asked) > 0)
+        results = runner.run(items)
+        assert next(results).status == "truncated"
+        with pytest.raises(Stopped):
+            next(results)
 
 
 @pytest.mark.case(37)

@@ -44,6 +44,12 @@ def test_three_kinds_of_lines_are_items():
     assert entry(batch) == Item("c", 7, user("Why?"), {"max_tokens": 9, "seed": 3, "stop": ("x",), **options})
 
 
+def test_a_limit_that_is_null_is_none():
+    body = {"messages": [{"role": "user", "content": "Why?"}], "max_completion_tokens": None, "max_tokens": 64}
+    found = entry({"custom_id": "c", "method": "POST", "url": "/v1/chat/completions", "body": body})
+    assert isinstance(found, Item) and found.overrides == {"max_tokens": 64}
+
+
 def test_settings_of_a_line_are_taken_over():
     own = {"policy": "never", "threshold": 0.5, "seed": 0, "max_tokens": 5, "draft": False, "stop": ["a", "b"]}
     found = entry({"prompt": "Why?", "semspec": own})

@@ -14,7 +14,8 @@ from semspec_local.errors import ConfigError
 from semspec_local.lab.collect import CollectConfig, Collector, middle_layers
 from semspec_local.lab.collection import StateKind, read_collection
 from semspec_local.lab.problems import Problem, made_up_problems, read_problems
-from semspec_local.reasoner import Sources
+from semspec_local.policy import make_policy
+from semspec_local.reasoner import Reasoner, Sources
 
 pytest.importorskip("safetensors", reason="the extra packages of the lab are not installed")
 
@@ -148,6 +149,23 @@ def test_prefixes_may_be_taken_from_solutions_that_both_models_wrote(collect, tm
     assert headers[1]["solutions"] == {"policy": "always", "threshold": None, "probes": {}}
     with pytest.raises(ConfigError, match=r"holds another collection \(different: solutions\)"):
         collect(folder=both, policy="random", threshold=0.5)
+
+
+def test_solutions_are_written_under_the_threshold_that_the_collection_says(tmp_path, monkeypatch):
+    """The policy's own, also where the pair's probe was calibrated to another."""
+    used = []
+
+    class Watched(Reasoner):
+        def start(self, *arguments, **options):
+            used.append(self.policy.threshold)
+            return super().start(*arguments, **options)
+
+    monkeypatch.setattr("semspec_local.lab.collect.Reasoner", Watched)
+    settings = config(policy="semantic-joint", system="")
+    with Collector(tmp_path / "c", Sources.from_pair("tiny"), settings, "made") as collector:
+        next(collector.run(PROBLEMS))
+    said = json.loads((tmp_path / "c" / "collection.json").read_text())["solutions"]["threshold"]
+    assert set(used) == {said} == {make_policy("semantic-joint").threshold}
 
 
 @pytest.mark.parametrize(("n_prime", "least"), [(0, 0), (1, 1), (99, None)])

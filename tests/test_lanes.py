@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gguf_factory import write_model
 
-from semspec_local.config import SamplingConfig
-from semspec_local.errors import DecodeError
+from semspec_local.config import ModelConfig, RunConfig, SamplingConfig
+from semspec_local.errors import ConfigError, DecodeError
 from semspec_local.llama.lanes import Job, LlamaLanes
 from semspec_local.llama.session import LlamaStepModel
 from semspec_local.protocols import TapPoint
+from semspec_local.reasoner import Reasoner, Sources
 from semspec_local.steps import StepReader
 
 TAPS = [TapPoint(0), TapPoint(1)]
@@ -99,6 +101,27 @@ def test_lanes_and_trunks_come_back_from_what_was_broken_off(lanes):
     with pytest.raises(DecodeError):
         lanes.plant([10**6])
     assert lanes._free_trunks == free
+
+
+def test_sequences_whose_common_room_would_change_how_the_model_reads_are_refused(tmp_path):
+    """LongRoPE has factors for short contexts and for long ones, and llama.cpp goes by the room of all sequences."""
+    key = "llama__rope__scaling__"
+    changes = {f"{key}original_context_length": 256}
+    long_rope = write_model(tmp_path / "longrope.gguf", **changes)
+    yarn = write_model(tmp_path / "yarn.gguf", **changes, **{f"{key}type": "yarn"})
+
+    def lanes_of(path, n_lanes, n_ctx):
+        config = RunConfig(policy="always")
+        sources = Sources(target=path, draft=path)
+        with Reasoner(sources, config, ModelConfig(n_ctx=n_ctx, n_threads=1), n_lanes=n_lanes) as reasoner:
+            return reasoner.n_lanes
+
+    assert [lanes_of(long_rope, n, n_ctx) for n, n_ctx in ((1, 256), (2, 128), (4, 512))] == [1, 2, 4]
+    for n, n_ctx, most in ((2, 256, 1), (3, 128, 2)):
+        with pytest.raises(ConfigError, match=f"at most {most} go together: use fewer lanes, or a smaller -c"):
+            lanes_of(long_rope, n, n_ctx)
+    assert lanes_of(long_rope, 0, 256) == 1
+    assert lanes_of(yarn, 3, 128) == 3
 
 
 def test_a_seed_belongs_to_its_job_whatever_the_lane(path):

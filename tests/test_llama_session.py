@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import repeat
 
 import numpy as np
 import pytest
 from gguf_factory import bpe_vocab, write_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from llama_support import FREE, GREEDY, NOISE, TOKENS, at_most, read_one_by_one, script, session, unscript
 
 from semspec_local.config import SamplingConfig
 from semspec_local.errors import ConfigError, DecodeError
 from semspec_local.llama.native import C
-from semspec_local.llama.session import LlamaStepModel
+from semspec_local.llama.session import PROMPT_BLOCK, LlamaStepModel
 from semspec_local.protocols import TapPoint
 from semspec_local.steps import StepReader
 
 KINDS = ["llama", "qwen2", "gemma2", "mamba", "lfm2", "spm"]
 PROMPT, STEP = TOKENS[:40], TOKENS[40:70]
+LAST = TapPoint(2, "post")
 
 
 @pytest.fixture(params=KINDS)
@@ -150,6 +154,137 @@ def test_a_prefill_forgets_everything(pair):
     model.prefill(STEP)
     fresh.prefill(STEP)
     assert model.propose(at_most(20)).tokens == fresh.propose(at_most(20)).tokens
+
+
+@pytest.mark.parametrize("what", ["score", "propose"])
+def test_a_step_that_was_broken_off_leaves_nothing_to_the_next_one(pair, monkeypatch, what):
+    """Ctrl-C in a notebook while log-probabilities are computed, and then another question."""
+    model, fresh = pair
+    model.prefill(PROMPT)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(model._known, "arrays", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        if what == "score":
+            model.score(STEP[:5], logprobs=True)
+        else:
+            model.propose(at_most(9), logprobs=True)
+    model.prefill(PROMPT)
+    fresh.prefill(PROMPT)
+    found, wanted = (one.propose(at_most(4), logprobs=True) for one in pair)
+    assert found.tokens == wanted.tokens
+    assert np.array_equal(found.logprobs, wanted.logprobs) and np.array_equal(found.in_top2, wanted.in_top2)
+
+
+# -- prompts that begin alike ------------------------------------------------------------------------
+
+ALIKE = TOKENS[: 2 * PROMPT_BLOCK + 40]
+
+
+@contextmanager
+def evaluated(model):
+    """How many tokens llama.cpp is asked to evaluate meanwhile, call by call."""
+    decode, counts = model.context.decode, []
+
+    def counting(tokens, *arguments, **options):
+        counts.append(len(tokens))
+        return decode(tokens, *arguments, **options)
+
+    model.context.decode = counting
+    try:
+        yield counts
+    finally:
+        del model.context.decode
+
+
+@pytest.mark.parametrize(
+    ("n_alike", "n_kept"),
+    [(2 * PROMPT_BLOCK + 40, 256), (257, 256), (256, 256), (255, 128), (129, 128), (127, 0), (0, 0)],
+)
+def test_blocks_in_which_a_prompt_begins_like_the_last_one_are_not_read_again(tiny, n_alike, n_kept):
+    prompt = ALIKE[:n_alike] + [token ^ 1 for token in ALIKE[n_alike:]] + STEP
+    with session(tiny("llama"), taps=(LAST,)) as model, session(tiny("llama"), taps=(LAST,)) as fresh:
+        model.prefill(ALIKE)
+        model.propose(at_most(20))
+        with evaluated(model) as counts:
+            model.prefill(prompt)
+        assert sum(counts) == len(prompt) - n_kept
+        check(model)
+        fresh.prefill(prompt)
+        assert np.array_equal(model._logits, fresh._logits)
+        a, b = model.propose(at_most(25), logprobs=True), fresh.propose(at_most(25), logprobs=True)
+        assert a.tokens == b.tokens
+        assert np.array_equal(a.logprobs, b.logprobs)
+        assert np.array_equal(a.states[LAST].before, b.states[LAST].before)
+        assert np.array_equal(a.states[LAST].own, b.states[LAST].own)
+
+
+def test_the_same_prompt_again_reads_its_last_block(tiny):
+    with session(tiny("llama")) as model:
+        model.prefill(TOKENS[: 2 * PROMPT_BLOCK])
+        before = model._logits.copy()
+        model.score(STEP)
+        with evaluated(model) as counts:
+            model.prefill(TOKENS[: 2 * PROMPT_BLOCK])
+        assert counts == [PROMPT_BLOCK]
+        assert np.array_equal(model._logits, before)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 400), st.integers(0, 400), st.integers(0, 430)), min_size=1, max_size=6))
+def test_no_history_of_prompts_shows_in_the_next_one(tiny, history):
+    """Prompts that share a beginning of any length, each with a step behind it, and cuts to anywhere."""
+    with session(tiny("llama")) as model, session(tiny("llama")) as fresh:
+        for n, n_alike, n_past in history:
+            prompt = (TOKENS[:n_alike] + [token ^ 1 for token in TOKENS[n_alike:]])[:n]
+            model.prefill(prompt)
+            check(model)
+            fresh.forget()
+            fresh.prefill(prompt)
+            assert np.array_equal(model._logits, fresh._logits)
+            model.score(STEP)
+            model.rollback(max(1, min(n_past, model.n_past)))
+            check(model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_written_or_read_as_a_step_is_never_kept(tiny, kind):
+    """It was evaluated otherwise than a prompt is, so the next run would come out a little different."""
+    with session(tiny(kind)) as model, session(tiny(kind)) as fresh:
+        model.prefill(PROMPT)
+        model.score(TOKENS[40 : 2 * PROMPT_BLOCK])
+        with evaluated(model) as counts:
+            model.prefill(ALIKE)
+        assert sum(counts) == len(ALIKE)
+        fresh.prefill(ALIKE)
+        assert np.array_equal(model._logits, fresh._logits)
+
+
+def test_a_memory_that_cannot_be_cut_reads_every_prompt_whole(tiny):
+    with session(tiny("mamba")) as model:
+        model.prefill(ALIKE)
+        with evaluated(model) as counts:
+            model.prefill(ALIKE)
+        assert sum(counts) == len(ALIKE)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_prompt_that_fails_on_the_way_leaves_nothing_to_be_kept(tiny, monkeypatch, at):
+    with session(tiny("llama")) as model, session(tiny("llama")) as fresh:
+        model.prefill(ALIKE[:PROMPT_BLOCK] + STEP)
+        decode, n_calls = model.context.decode, iter(range(10))
+
+        def broken(*arguments, **options):
+            if next(n_calls) == at:
+                raise DecodeError("broken")
+            return decode(*arguments, **options)
+
+        longer = ALIKE + TOKENS[:100]
+        with monkeypatch.context() as patch, pytest.raises(DecodeError, match="broken"):
+            patch.setattr(model.context, "decode", broken)
+            model.prefill(longer)
+        model.prefill(longer)
+        fresh.prefill(longer)
+        check(model)
+        assert np.array_equal(model._logits, fresh._logits)
 
 
 # -- looking ahead ----------------------------------------------------------------------------------

@@ -31,7 +31,12 @@ RECORDS = st.lists(
 )
 COUNTERS = st.builds(
     lambda records, n_prompt, prefill_s, decode_s, ttft_s: Counters.from_steps(
-        records, n_prompt_tokens=n_prompt, prefill_s=prefill_s, wall_s=prefill_s + decode_s, ttft_s=ttft_s
+        records,
+        n_prompt_tokens=n_prompt,
+        n_prompt_tokens_read=n_prompt // 2,
+        prefill_s=prefill_s,
+        wall_s=prefill_s + decode_s,
+        ttft_s=ttft_s,
     ),
     RECORDS,
     st.integers(0, 10_000),
@@ -125,7 +130,9 @@ def test_a_short_run_by_hand() -> None:
         record(origin="forced", accepted=None, n_target_tokens=3, reason="think_budget", end="forced"),
         written(reason="answer_phase", n_target_tokens=16, n_draft_tokens=None),
     ]
-    counters = Counters.from_steps(steps, n_prompt_tokens=50, prefill_s=5.0, wall_s=25.0, ttft_s=6.0)
+    counters = Counters.from_steps(
+        steps, n_prompt_tokens=90, n_prompt_tokens_read=50, prefill_s=5.0, wall_s=25.0, ttft_s=6.0
+    )
     assert (counters.n_proposed_steps, counters.n_accepted_steps, counters.n_steps) == (5, 3, 8)
     assert counters.accepted_run_lengths == {0: 1, 1: 1, 2: 1}
     assert (counters.n_draft_tokens_proposed, counters.n_draft_tokens_accepted) == (30, 15)

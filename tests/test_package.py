@@ -120,7 +120,7 @@ ALLOWED = {
 """Where each library of weight may be imported; everywhere else it is a mistake."""
 
 LAYERS = [
-    {"errors", "resources", "answer", "questions", "roles", "interrupts"},
+    {"errors", "resources", "answer", "answer_forms", "questions", "roles", "interrupts"},
     {"config", "modelinfo", "provenance"},
     {"machine"},
     {"steps"},

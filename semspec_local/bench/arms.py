@@ -91,6 +91,7 @@ class StepArm:
         return self._run(question, seed, self._reasoner.config)
 
     def _run(self, question: str, seed: int, config: RunConfig) -> ArmRun:
+        _forget_prompts(self._reasoner)
         speculation = self._reasoner.start(question, seed=seed, config=config)
         records = list(speculation)
         counters = speculation.counters
@@ -118,6 +119,17 @@ class MatchedArm(StepArm):
         return self._run(question, seed, replace(self._reasoner.config, threshold=self.rate))
 
 
+def cannot_close_thinking(arm: str) -> str:
+    """What to say to `--think-budget` where an arm that has none would do more work than the others."""
+    return f"the arm {arm} cannot close a model's thinking; leave out --think-budget, or the arm"
+
+
+def _forget_prompts(reasoner: Reasoner) -> None:
+    """Let a run read its prompt whole, as it would alone and as an external arm is told to."""
+    for model in reasoner.step_models.values():
+        model.forget()
+
+
 class TokenArm:
     """Lossless speculation by tokens, on the prompts that speculation by steps reads; without a draft, by lookup."""
 
@@ -127,6 +139,7 @@ class TokenArm:
         self.name, self._reasoner, self.n_draft = name, reasoner, n_draft
 
     def run(self, question: str, seed: int) -> ArmRun:
+        _forget_prompts(self._reasoner)
         models, config = self._reasoner.step_models, self._reasoner.config
         prompts = self._reasoner.prompts(question)
         result = TokenSpeculation(
@@ -253,6 +266,8 @@ def _server_arm(
 
 def _load(spec: ArmSpec, sources: Sources, config: RunConfig, models: ModelConfig, stack: ExitStack) -> Arm:
     config = replace(config, policy=spec.policy, threshold=spec.threshold)
+    if spec.kind in (TOKEN_SD, LOOKUP) and config.think_budget is not None:
+        raise ConfigError(cannot_close_thinking(spec.name))
     if spec.kind == DRAFT:
         state = {"target": sources.state["draft"]} if "draft" in sources.state else {}
         sources = replace(sources, target=_draft_of(spec, sources), draft=None, probes={}, state=state)

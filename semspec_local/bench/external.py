@@ -24,7 +24,7 @@ from ..llama.vocabulary import LlamaVocabulary
 from ..prefix import Prefix
 from ..reasoner import Sources
 from ..trace import StopReason
-from .arms import ArmRun
+from .arms import ArmRun, cannot_close_thinking
 from .llama_server import LlamaServer, Reply, ServerOptions
 
 _MIN_TO_DRAFT = 4
@@ -100,7 +100,7 @@ class ServerArm:
         self._system, self._config = sources.system, config or RunConfig()
         models = models or ModelConfig()
         if self._config.think_budget is not None:
-            raise ConfigError(f"the arm {name} cannot close a model's thinking; leave out --think-budget, or the arm")
+            raise ConfigError(cannot_close_thinking(name))
         if n_slots < 1:
             raise ConfigError(f"the arm {name} has {n_slots} slots; wanted 1 or more")
         if self._drafts and sources.draft is None:

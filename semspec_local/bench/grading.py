@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from ..answer import after_hashes, closing_boxes, final_answer, last_boxed
+from ..answer_forms import in_base, is_list_of_quantities, letter, normal, numbers, quantity, tidy, unwrapped
 from ..errors import ConfigError
-from .answer_forms import in_base, is_list_of_quantities, letter, normal, numbers, quantity, tidy, unwrapped
 from .verifier import MAX_CHARS, Verifier, shared
 
 Kind = Literal["math", "number", "exact"]

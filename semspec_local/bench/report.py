@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..answer_forms import normal
 from ..costs.model import CostSums, costs, python_share, ratio, summed
-from ..metrics import total
-from .answer_forms import normal
+from ..metrics import Counters, total
 from .arms import DRAFT, TARGET
 from .results import ItemResult, Results
 from .world_task import Verdicts
@@ -62,7 +62,9 @@ def _summary(name: str, found: list[ItemResult], target: list[ItemResult] | None
     drafted = [result for result in found if result.n_proposed is not None]
     sums = _sums(found)
     decode_s = sum(result.wall_s - result.prefill_s for result in found)
-    alone = name in (TARGET, DRAFT)
+    by_steps = any(result.counters for result in found)
+    two_models = by_steps and name not in (TARGET, DRAFT)
+    costed = any(result.costs for result in found) and not drafted and name != DRAFT
     return {
         "arm": name,
         "n_trials": len(found),
@@ -78,13 +80,11 @@ def _summary(name: str, found: list[ItemResult], target: list[ItemResult] | None
         "tokens_per_item": ratio(n_tokens, len(found)),
         "token_inflation": ratio(n_tokens, sum(result.n_tokens for result in target)) if target is not None else None,
         "tokens_per_s": ratio(n_tokens, decode_s),
-        "n_tokens_by_draft": counters.n_tokens_by_draft if not alone else None,
-        "n_tokens_by_target": counters.n_tokens_by_target if not alone else None,
-        "n_draft_tokens_rejected": counters.n_draft_tokens_proposed - counters.n_draft_tokens_accepted
-        if not drafted
-        else sum((result.n_proposed or 0) - (result.n_accepted or 0) for result in drafted),
-        "n_target_tokens_written": sums.n_written if not drafted and name != DRAFT else None,
-        "n_target_tokens_read": sums.n_scored if not drafted and name != DRAFT else None,
+        "n_tokens_by_draft": counters.n_tokens_by_draft if two_models else None,
+        "n_tokens_by_target": counters.n_tokens_by_target if two_models else None,
+        "n_draft_tokens_rejected": _n_rejected(counters if by_steps else None, drafted),
+        "n_target_tokens_written": sums.n_written if costed else None,
+        "n_target_tokens_read": sums.n_scored if costed else None,
         "step_acceptance_rate": counters.step_acceptance_rate,
         "token_acceptance_rate": counters.token_acceptance_rate,
         "target_token_share": None if name == DRAFT else counters.target_token_share,
@@ -100,6 +100,13 @@ def _summary(name: str, found: list[ItemResult], target: list[ItemResult] | None
         **_ceiling(found, target),
         **_outside(found),
     }
+
+
+def _n_rejected(counters: Counters | None, drafted: list[ItemResult]) -> int | None:
+    """Drafted tokens that did not stay, by a policy or in speculation by tokens; None where nobody counts."""
+    if drafted:
+        return sum((result.n_proposed or 0) - (result.n_accepted or 0) for result in drafted)
+    return counters.n_draft_tokens_proposed - counters.n_draft_tokens_accepted if counters is not None else None
 
 
 def _compared(found: list[ItemResult], target: list[ItemResult] | None, seed: int) -> dict[str, Any]:

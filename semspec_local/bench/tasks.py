@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ..answer import after_hashes, closing_boxes
+from ..answer_forms import normal
 from ..errors import ConfigError
 from ..lab.world import Problem
 from ..provenance import fingerprint_file
 from ..questions import BOXED, QUESTION_KEYS, question_of
-from .answer_forms import normal
 from .grading import Kind
 from .world_task import BENCH_SEED, world_items
 

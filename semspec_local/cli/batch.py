@@ -94,8 +94,8 @@ def batch(source: str, output: Path, **options: Any) -> int:
     config, models = run_configs(options)
     seed = check_seed(options["seed"])
     _check_engine(options)
-    job = read_job(source, column=options["column"])
     _refuse_to_overwrite(output, source)
+    job = read_job(source, column=options["column"])
     sources = sources_of(options)
     setup = _Setup(sources, calibrated(config, sources, options["max_accept_error"]), models, seed, options)
     say = _silent if options["quiet"] else _say
@@ -135,7 +135,7 @@ class _Setup:
             "config": asdict(self.config),
             "n_ctx": self.models.n_ctx,
             "seed": self.seed,
-            **{name: self.options[name] for name in ("task", "system", "template_kwargs", "form")},
+            **{name: self.options[name] for name in ("task", "column", "system", "template_kwargs", "form")},
         }
         made_by = provenance(command_line("semspec-local"))
         return {"version": MANIFEST_VERSION, "job": facts, "n_items": len(job.entries), "provenance": made_by}
@@ -237,6 +237,10 @@ def _check_engine(options: dict[str, Any]) -> None:
 def _refuse_to_overwrite(output: Path, source: str) -> None:
     paths = [Path(source)] if source != "-" else []
     paths += sorted(paths[0].glob("*.jsonl")) if paths and paths[0].is_dir() else []
+    if output.suffix == ".jsonl" and output.parent.resolve() == Path(source).resolve():
+        raise ConfigError(
+            f"-o {output} lies among the inputs, and would be one of them next time; wanted another folder"
+        )
     if any(output.exists() and path.exists() and output.samefile(path) for path in paths):
         raise ConfigError(f"-o {output} is also an input; wanted another file")
 

@@ -93,8 +93,8 @@ class PairCosts:
         """About the costs per token where so many runs write together; each reads by itself.
 
         A pass over one token of each lane takes about as long as one that reads as many, if that gives the logits of
-        all; where it does not, what the target writes in lanes is unknown. That all lanes write at once is seldom so
-        in speculation, and always so for the target alone.
+        all; where it does not, what the target writes in lanes is unknown, and the draft is taken to gain nothing by
+        them. That all lanes write at once is seldom so in speculation, and always so for the target alone.
         """
         if n_lanes == 1:
             return self
@@ -105,7 +105,8 @@ class PairCosts:
             return alone if read is None or alone is None else min(alone, read)
 
         c_t, c_t_alone = (together(one, self.p_t) if known else None for one in (self.c_t, self.c_t_alone))
-        return replace(self, c_d=together(self.c_d, self.p_d), c_t=c_t, c_t_alone=c_t_alone)
+        c_d = together(self.c_d, self.p_d) if "draft" in self.loaded.all_logits else self.c_d
+        return replace(self, c_d=c_d, c_t=c_t, c_t_alone=c_t_alone)
 
     def to_json(self) -> dict[str, Any]:
         """What was measured, for the file that keeps it; `from_json` reads it back."""

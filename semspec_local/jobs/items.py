@@ -215,7 +215,8 @@ def _batch_body(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
             continue
         if name not in _CHANGES_NOTHING or value != _CHANGES_NOTHING[name]:
             raise _Refused(f"the body asks for {name}, which cannot be done here; leave it out")
-    found = {"max_tokens": body.get("max_completion_tokens", body.get("max_tokens"))}
+    limits = (body.get("max_completion_tokens"), body.get("max_tokens"))
+    found = {"max_tokens": next((limit for limit in limits if limit is not None), None)}
     found |= {"template_kwargs": body.get("chat_template_kwargs")}
     found |= {name: body.get(name) for name in _OF_BATCHES}
     return body, _checked({name: value for name, value in found.items() if value is not None})

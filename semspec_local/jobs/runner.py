@@ -98,7 +98,7 @@ class Runner:
     def _steps(self, speculation: Speculation) -> Iterator[StepRecord]:
         for record in speculation:
             yield record
-            if self.should_stop():
+            if speculation.stop_reason is None and self.should_stop():  # what has just ended is kept
                 raise Stopped
 
     def _messages(self, item: Item) -> Sequence[Message]:

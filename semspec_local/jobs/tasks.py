@@ -7,9 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..answer import after_hashes, final_answer, last_boxed
+from ..answer_forms import without_unit_powers
 from ..questions import BOXED
 
-_NUMBER = re.compile(r"(?:-?\d+ )?-?\d[\d,]*(?:\.\d+)?/-?\d[\d,]*(?:\.\d+)?|-?\d[\d,]*(?:\.\d+)?")
+_DECIMAL = r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
+_NUMBER = re.compile(rf"(?:-?\d+ )?{_DECIMAL}/{_DECIMAL}|{_DECIMAL}")
+_BARE_POINT = re.compile(r"(?<!\d)\.")
 _FRACTION = re.compile(r"(\d?)\s*\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
 
 
@@ -27,8 +30,8 @@ def number_answer(text: str) -> str | None:
     A fraction stays one, written `1/2`, and a mixed number `1 1/2`.
     """
     found = last_boxed(text) or after_hashes(text) or ""
-    numbers = _NUMBER.findall(_FRACTION.sub(_plain, found.replace("\\!", "").replace("{,}", ",")))
-    return numbers[-1].replace(",", "") if numbers else None
+    numbers = _NUMBER.findall(_FRACTION.sub(_plain, without_unit_powers(found)))
+    return _BARE_POINT.sub("0.", numbers[-1].replace(",", "")) if numbers else None
 
 
 def _plain(fraction: re.Match[str]) -> str:

@@ -22,7 +22,7 @@ from ..config import MAX_SEED, ModelConfig, RunConfig, SamplingConfig, default_t
 from ..errors import ConfigError
 from ..llama.chat import ChatTemplate
 from ..llama.lanes import Job, LlamaLanes, Trunk
-from ..policy import make_policy
+from ..policy import Policy, make_policy
 from ..protocols import ModelStep, Pooling, TapPoint, Window
 from ..provenance import atomic_write, fingerprint_file, provenance
 from ..reasoner import Reasoner, Sources
@@ -167,9 +167,14 @@ class Collector:
         text = json.dumps(header | {"provenance": provenance()}, indent=2, ensure_ascii=False)
         atomic_write(path, text + "\n")
 
+    @property
+    def _policy(self) -> Policy:
+        """With its own threshold unless another is given, whatever a probe was calibrated to."""
+        return make_policy(self.config.policy, self.config.threshold)
+
     def _written_by(self) -> dict[str, Any]:
         """The policy that the solutions are written under, and what its decisions depend on."""
-        policy = make_policy(self.config.policy, self.config.threshold)
+        policy = self._policy
         probes = {role: path for role, path in self._sources.probes.items() if f"{role}_semantic_prob" in policy.needs}
         return {
             "policy": policy.name,
@@ -264,7 +269,7 @@ class Collector:
         config = self.config
         settings = RunConfig(
             policy=config.policy,
-            threshold=config.threshold,
+            threshold=self._policy.threshold,
             n_prime=config.n_prime,
             max_tokens=config.max_solution_tokens,
             max_step_tokens=config.max_step_tokens,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DecodeError, ModelError
+from ..errors import ConfigError, DecodeError, ModelError
 from ..interrupts import HeldInterrupt
 from ..protocols import FloatArray, TapPoint
 from .aborts import loading
@@ -66,7 +66,11 @@ def float_view(pointer: Any, shape: tuple[int, ...]) -> FloatArray:
 
 
 class LlamaContext:
-    """A context of `model`, for `n_seq_max` sequences of `n_ctx` tokens each; close it before the model."""
+    """A context of `model`, for `n_seq_max` sequences of `n_ctx` tokens each; close it before the model.
+
+    With `one_cache` a token passes over the cells of all sequences. With a cache each it does not, but llama.cpp then
+    evaluates only sequences with neighbouring numbers together.
+    """
 
     def __init__(
         self,
@@ -76,9 +80,17 @@ class LlamaContext:
         n_threads: int,
         taps: Sequence[TapPoint] = (),
         n_seq_max: int = 1,
+        one_cache: bool = True,
         n_batch: int = 2048,
         n_ubatch: int = N_UBATCH,
     ) -> None:
+        most = model.most_sequences(n_ctx) if one_cache else None
+        if most is not None and n_seq_max > most:
+            raise ConfigError(
+                f"{model.path.name} ({model.architecture}) reads short contexts otherwise than long ones, and "
+                f"{n_seq_max} of {n_ctx:,} tokens would be taken for a long one; at most {most} go together: use fewer "
+                "lanes, or a smaller -c"
+            )
         self.model = model
         self.n_ctx = n_ctx
         self.n_vocab = model.vocabulary.n_tokens
@@ -99,8 +111,7 @@ class LlamaContext:
         parameters.n_batch, parameters.n_ubatch = self.n_batch, min(n_ubatch, self.n_batch)
         parameters.n_threads = parameters.n_threads_batch = n_threads
         parameters.swa_full = True  # a sliding window kept whole can be cut anywhere
-        # One buffer for all sequences: with one each, llama.cpp evaluates only neighbouring numbers together.
-        parameters.kv_unified = True
+        parameters.kv_unified = one_cache
         if self._outputs_state:
             parameters.embeddings, parameters.pooling_type = True, C.LLAMA_POOLING_TYPE_NONE
         elif self.taps:

@@ -68,14 +68,14 @@ class Hub:
     def run(self, work: Callable[[int, Any], T], items: Iterator[Any], n_lanes: int) -> Iterator[T]:
         """Yield `work(lane, item)` of every item as it finishes, `n_lanes` at a time; a free lane takes the next one.
 
-        What `work` raises is raised here, and ends the other runs where they are.
+        What `work` raises is raised here, behind what has finished, and ends the other runs where they are.
         """
         self._own, self._requests = getcurrent(), []
-        finished: list[tuple[int, T]] = []
+        finished: dict[int, T] = {}
         runs: dict[int, Any] = {}
 
         def one(lane: int, item: Any) -> None:
-            finished.append((lane, work(lane, item)))
+            finished[lane] = work(lane, item)
 
         def start(lane: int) -> None:
             for item in items:
@@ -87,12 +87,15 @@ class Hub:
             for lane in range(n_lanes):
                 start(lane)
             while self._requests or finished:
-                for lane, result in _taken(finished):
+                for lane in sorted(finished):
                     del runs[lane]
-                    yield result
+                    yield finished.pop(lane)
                     start(lane)
                 if self._requests:
                     self._serve()
+        except Exception:
+            yield from finished.values()
+            raise
         finally:
             self._own = None  # from here on, what a run still wants is evaluated at once
             for run in runs.values():
@@ -142,10 +145,3 @@ class Hub:
         for i, request in enumerate(chosen):
             states = {tap: rows[i : i + 1] for tap, rows in decoded.states.items() if request.states}
             request.waiting.switch(Decoded(decoded.logits[i : i + 1], states))
-
-
-def _taken(finished: list[Any]) -> list[Any]:
-    """The list's content, in the order of the lanes; the list is empty afterwards."""
-    found = sorted(finished, key=lambda pair: pair[0])
-    finished.clear()
-    return found

@@ -18,11 +18,11 @@ OVERHEAD_S = 200e-6
 _N_CONTEXT, _N_TRIALS = 32, 3
 
 
-def batch_costs(model: LlamaModel, *, n_threads: int, most: int) -> dict[int, float]:
+def batch_costs(model: LlamaModel, *, n_threads: int, most: int, one_cache: bool = True) -> dict[int, float]:
     """Seconds per token when 1, 2, 4 ... sequences write one token each, up to `most`; the best of three."""
     costs: dict[int, float] = {}
     numbers = [n for n in LANE_NUMBERS if n <= most]
-    with LlamaContext(model, n_ctx=64, n_threads=n_threads, n_seq_max=numbers[-1]) as context:
+    with LlamaContext(model, n_ctx=64, n_threads=n_threads, n_seq_max=numbers[-1], one_cache=one_cache) as context:
         for sequence in range(numbers[-1]):
             context.decode([0] * _N_CONTEXT, range(_N_CONTEXT), [sequence] * _N_CONTEXT)
         position = _N_CONTEXT

@@ -35,6 +35,5 @@ class LaneStepModel(LlamaStepModel):
         self._logits = self._logits.copy()  # the buffer is everybody's
         return states
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self.context.trim(0, self.sequence)
-        self.tokens, self._start = [], None

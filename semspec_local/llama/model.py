@@ -100,6 +100,18 @@ class LlamaModel:
     def n_ctx_train(self) -> int:
         return int(C.llama_model_n_ctx_train(self.handle))
 
+    def most_sequences(self, n_ctx: int) -> int | None:
+        """How many sequences of `n_ctx` tokens one context may hold, so that each is read as alone; None: any number.
+
+        A model with two sets of rope factors (LongRoPE) has one for short contexts and one for long ones. llama.cpp
+        chooses by the room of all sequences together.
+        """
+        key = f"{self.architecture}.rope.scaling"
+        n_short = self.meta(f"{key}.original_context_length")
+        if n_short is None or self.meta(f"{key}.type") in ("linear", "yarn") or n_ctx > int(n_short):
+            return None
+        return int(n_short) // n_ctx
+
     @cached_property
     def quantization(self) -> str:
         """The file type as llama.cpp names it, for example `Q4_K - Medium`."""

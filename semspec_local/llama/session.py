@@ -24,6 +24,9 @@ from .model import LlamaModel
 from .sampling import KnownTokens, LlamaSampler
 from .vocabulary import LlamaVocabulary
 
+PROMPT_BLOCK = 128
+"""A prompt is read in blocks of so many tokens, so that what a kept block holds does not depend on what follows it."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -97,6 +100,7 @@ class LlamaStepModel:
         taps = self.context.taps.taps if self.context.taps else ()
         self._rows = {tap: StateRows(self.model.n_embd) for tap in taps}
         self.tokens: list[int] = []
+        self._n_reusable = 0  # tokens at the beginning that were read as whole blocks of a prompt
         self._start: Checkpoint | None = None
         self._reads_states = True
 
@@ -122,11 +126,30 @@ class LlamaStepModel:
 
     # -- reading and writing ------------------------------------------------------------------------
 
-    def prefill(self, tokens: Sequence[int]) -> None:
-        """Start over with these tokens as the whole cache; ConfigError when they leave no room to write."""
+    def prefill(self, tokens: Sequence[int]) -> int:
+        """Start over with these tokens as the whole cache; ConfigError when they leave no room to write.
+
+        Whole blocks in which the last prompt began the same are not read again; everything comes out as if they were.
+        """
         self.check_prompt(tokens)
-        self._forget()
-        self._decode(tokens)
+        n_kept = self._keep_blocks(tokens)
+        for start in range(n_kept, len(tokens), PROMPT_BLOCK):
+            self._decode(tokens[start : start + PROMPT_BLOCK])
+        self._n_reusable = len(tokens) - len(tokens) % PROMPT_BLOCK
+        return len(tokens) - n_kept
+
+    def _keep_blocks(self, tokens: Sequence[int]) -> int:
+        """Cut the cache to the blocks that these tokens begin with, the last token left out; how many tokens stay."""
+        most = min(self._n_reusable, len(tokens) - 1)
+        same = next((i for i, (a, b) in enumerate(zip(self.tokens, tokens[:most])) if a != b), most)
+        n_kept = same - same % PROMPT_BLOCK
+        # Before the cache is cut, for a Ctrl-C may come at any line.
+        self._n_reusable, self._start = n_kept, None
+        del self.tokens[n_kept:]
+        if n_kept and self.context.can_trim and self._drop(n_kept, None):
+            return n_kept
+        self.forget()
+        return 0
 
     def read_states(self, wanted: bool) -> None:
         self._reads_states = wanted
@@ -143,7 +166,7 @@ class LlamaStepModel:
             )
 
     def propose(self, reader: StepReader, *, logprobs: bool = False) -> ModelStep:
-        start = self.checkpoint()
+        start = self._begin_step()
         step = ModelStep(tokens=[])
         known = self._known if logprobs else None
         try:
@@ -151,9 +174,6 @@ class LlamaStepModel:
             if reader.end is None:
                 write(reader, step.tokens, known)
         except BaseException:
-            self._known.clear()
-            for rows in self._rows.values():
-                rows.clear()
             self._return_to_start()
             raise
         assert reader.end is not None
@@ -167,6 +187,12 @@ class LlamaStepModel:
         if n:
             step.states = self._step_states(start, states)
         return step
+
+    def _begin_step(self) -> Checkpoint:
+        self._known.clear()  # a Ctrl-C may have left some of the last step's
+        for rows in self._rows.values():
+            rows.clear()
+        return self.checkpoint()
 
     def _write(self, reader: StepReader, tokens: list[int], known: KnownTokens | None) -> None:
         """Sample and evaluate tokens until the step ends; fills `tokens`, and what is known of each.
@@ -224,7 +250,7 @@ class LlamaStepModel:
                 return
 
     def score(self, tokens: Sequence[int], *, logprobs: bool = False) -> ModelStep:
-        start = self.checkpoint()
+        start = self._begin_step()
         states = self._decode(tokens, all_logits=logprobs)
         step = ModelStep(tokens=list(tokens), states=self._step_states(start, states))
         if logprobs:
@@ -319,12 +345,17 @@ class LlamaStepModel:
     def _drop(self, n_past: int, memory: bytes | None) -> bool:
         if memory is not None and not self.context.load_state(memory, self.sequence):
             return False
+        self._n_reusable = min(self._n_reusable, n_past)
         return self.context.trim(n_past, self.sequence)
 
-    def _forget(self) -> None:
-        """Back to an empty cache."""
-        self.context.clear()
+    def forget(self) -> None:
+        """Back to an empty cache: the next prompt is read whole."""
+        self._n_reusable = 0  # first: a Ctrl-C may come before the rest
+        self._clear()
         self.tokens, self._start = [], None
+
+    def _clear(self) -> None:
+        self.context.clear()
 
     def _return_to_start(self) -> None:
         """After a failure: back to where the step began, where everything is known, or to nothing."""
@@ -333,7 +364,7 @@ class LlamaStepModel:
             del self.tokens[start.n_past :]
             self._logits, self._last_states = start.logits, start.last_states
         else:
-            self._forget()
+            self.forget()
 
     _logits: FloatArray
     _all_logits: FloatArray
@@ -353,7 +384,7 @@ class LlamaStepModel:
                 f"{self.model.path.name} ({self.model.architecture}) keeps a recurrent memory that llama.cpp cannot "
                 "roll back, so a rejected step could not be undone; use a model with a plain cache"
             )
-        self._forget()
+        self.forget()
 
     def close(self) -> None:
         self._stack.close()

@@ -97,7 +97,7 @@ def normal(answer: str) -> str:
 
 def quantity(answer: str) -> str | None:
     """The one number in an answer that is a number, perhaps with a unit; None for any other answer."""
-    text = _SPACING.sub(" ", _UNIT_POWER.sub("", _plain(answer)))
+    text = without_unit_powers(answer)
     found = _QUANTITY.findall(text)
     if len(found) != 1 or _NO_UNIT.search(text.replace(found[0], " ", 1)):
         return None
@@ -112,7 +112,7 @@ def numbers(text: str) -> list[str]:
 
 def is_list_of_quantities(answer: str) -> bool:
     """Several numbers with words, as in `2 hours and 5 minutes`, and no formula."""
-    text = _SPACING.sub(" ", _UNIT_POWER.sub("", _plain(answer)))
+    text = without_unit_powers(answer)
     return len(numbers(text)) > 1 and _WORD.search(text) is not None and _FORMULA_SIGN.search(text) is None
 
 
@@ -126,6 +126,11 @@ def in_base(answer: str) -> tuple[str, int] | None:
     """Digits and base of a number such as `52_8`; None for any other answer."""
     match = _IN_BASE.fullmatch(tidy(answer))
     return (match[1].lower(), int(match[2])) if match else None
+
+
+def without_unit_powers(answer: str) -> str:
+    r"""Tidied, words as words, and no powers of units, whose digits are no answer: `12 m` for `12\text{ m}^2`."""
+    return _SPACING.sub(" ", _UNIT_POWER.sub("", _plain(answer)))
 
 
 def unwrapped(text: str) -> str:
