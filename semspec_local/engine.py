@@ -403,9 +403,5 @@ class Speculation:
     def _cut(self, n_bytes: int) -> None:
         """A stop string began this many bytes before the end of the committed text: take them and their tokens off."""
         self.prefix.data = self.prefix.data[: len(self.prefix.data) - n_bytes]
-        dropped: dict[Role, int] = {}
-        for role, side in zip(ROLES, self.sides()):
-            n_before = len(side.committed)
-            side.cut(len(self.prefix.data))
-            dropped[role] = n_before - len(side.committed)
+        dropped = {role: side.cut(len(self.prefix.data)) for role, side in zip(ROLES, self.sides())}
         self.prefix.n_steps -= self._waiting.cut(n_bytes, dropped)

@@ -33,15 +33,16 @@ class Side:
         if self.model.n_past > self.n_committed:
             self.model.rollback(self.n_committed)
 
-    def cut(self, n_bytes: int) -> None:
-        """Drop the committed tokens that begin at or after this many bytes of text."""
-        position = 0
+    def cut(self, n_bytes: int) -> int:
+        """Drop the committed tokens that begin at or after this many bytes of text; how many those are."""
+        position, n_before = 0, len(self.committed)
         for i, token in enumerate(self.committed):
             if position >= n_bytes:
                 del self.committed[i:]
                 break
             position += len(self.model.vocabulary.piece(token))
         self.rollback()
+        return n_before - len(self.committed)
 
 
 @dataclass
