@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from semspec_local.bench.report import which_items
 from semspec_local.bench.tasks import TASKS, BenchItem, find_task, load_task, task_provenance
 from semspec_local.bench.world_task import world_items
 from semspec_local.errors import ConfigError
@@ -70,6 +71,10 @@ def test_any_part_is_a_part_of_the_whole(data):
         for limit in range(1, 6 - offset):
             assert load_task("gsm8k", data, limit, offset) == whole[offset : offset + limit]
         assert load_task("gsm8k", data, offset=offset) == whole[offset:]
+        for every in range(1, 7):
+            part = whole[offset::every]
+            assert load_task("gsm8k", data, offset=offset, every=every) == part
+            assert load_task("gsm8k", data, len(part), offset, every) == part
 
 
 def test_the_made_world_needs_no_data():
@@ -77,6 +82,7 @@ def test_the_made_world_needs_no_data():
     problems = world_items(3, offset=2)
     assert [(item.question, item.expected) for item in items] == [(p.question, str(p.answer)) for p in problems]
     assert [item.id for item in items] == ["world:2", "world:3", "world:4"]
+    assert load_task("world", limit=3, offset=2, every=4) == load_task("world", limit=9, offset=2)[::4]
     assert "no end" in refusal("world") and "--limit" in refusal("world")
 
 
@@ -170,18 +176,28 @@ def test_an_unknown_task_lists_the_known(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("limit", "offset", "words"),
+    ("limit", "offset", "every", "words"),
     [
-        (1, 5, ("5 items", "--offset 5")),
-        (3, 3, ("5 items", "2 of them", "--limit 3", "at most 2")),
-        (6, 0, ("5 items", "--limit 6", "at most 5")),
-        (0, 0, ("--limit 0",)),
-        (None, -1, ("--offset -1",)),
+        (1, 5, 1, ("5 items", "--offset 5")),
+        (3, 3, 1, ("5 items", "2 of them", "--limit 3", "at most 2")),
+        (6, 0, 1, ("5 items", "--limit 6", "at most 5")),
+        (4, 0, 2, ("5 items", "3 of them", "--every 2", "--limit 4", "at most 3")),
+        (0, 0, 1, ("--limit 0",)),
+        (None, -1, 1, ("--offset -1",)),
+        (None, 0, 0, ("--every 0",)),
     ],
 )
-def test_a_part_that_is_not_there_is_refused(data, limit, offset, words):
-    message = refusal("gsm8k", data, limit, offset)
+def test_a_part_that_is_not_there_is_refused(data, limit, offset, every, words):
+    message = refusal("gsm8k", data, limit, offset, every)
     assert all(word in message for word in words), message
+
+
+def test_the_items_in_words():
+    document = {"settings": {"task": "math500", "limit": 50, "offset": 3}, "arms": [{"n_items": 50}]}
+    assert which_items(document) == "50 items of math500 from number 3 on"
+    document["settings"]["every"] = 10
+    document["arms"][0]["n_items"] = 7
+    assert which_items(document) == "7 items of math500 from number 3 on, one in 10 (stopped; 50 were asked for)"
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n", b"\xff\xfe{}\n"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..lab.charts import figure, svg
 from ..lab.page import page, table
 from .arms import DRAFT, TARGET
-from .report import table_cells
+from .report import table_cells, which_items
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,7 +95,7 @@ def bench_page(document: Mapping[str, Any], made: Mapping[str, Figure]) -> str:
     """One page with the table and the pictures; nothing is loaded from elsewhere."""
     settings, cells = document["settings"], table_cells(document["arms"])
     facts = (
-        f"{document['arms'][0]['n_items']} items of {settings['task']} from number {settings['offset']} on, "
+        f"{which_items(document)}, "
         f"{settings['n_seeds']} seed(s), temperature {settings['config']['sampling']['temperature']:g}; "
         f"{', '.join(document['models'].values())}; "
         f"{document['machine']['cpu']}, {document['machine']['n_cores']} cores."

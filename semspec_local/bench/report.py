@@ -256,6 +256,14 @@ def table_cells(arms: Sequence[Mapping[str, Any]], columns: Iterable[str] = COLU
     return {title: cells for title, cells in shown.items() if set(cells) != {"-"}}
 
 
+def which_items(document: Mapping[str, Any]) -> str:
+    """The items of a results document in words; a run that was stopped before its end says so."""
+    settings, n_done = document["settings"], document["arms"][0]["n_items"]
+    every = f", one in {settings['every']}" if settings.get("every", 1) > 1 else ""  # older results have no such word
+    stopped = f" (stopped; {settings['limit']} were asked for)" if n_done < settings["limit"] else ""
+    return f"{n_done} items of {settings['task']} from number {settings['offset']} on{every}{stopped}"
+
+
 def table(arms: Sequence[Mapping[str, Any]], *, markdown: bool = False, columns: Iterable[str] = COLUMNS) -> str:
     """All arms as a table of aligned columns, or as GitHub's markdown. Columns that say nothing are left out."""
     shown = table_cells(arms, columns)

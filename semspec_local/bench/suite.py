@@ -36,6 +36,7 @@ class Suite:
     data: Path | None = None
     limit: int
     offset: int = 0
+    every: int = 1
     n_seeds: int = 1
     seed: int = 0
     config: RunConfig = field(default_factory=RunConfig)
@@ -47,7 +48,7 @@ class Suite:
         """Provenance and settings; "settings" and "files" must be the same when a run goes on."""
         shared = asdict(self.config)
         del shared["policy"], shared["threshold"]  # each arm has its own
-        settings = {name: getattr(self, name) for name in ("limit", "offset", "n_seeds", "seed", "timed")}
+        settings = {name: getattr(self, name) for name in ("limit", "offset", "every", "n_seeds", "seed", "timed")}
         return {
             "provenance": provenance(argv),
             "machine": {"cpu": cpu_name(), "n_cores": n_cores(), "load": load_average()},
@@ -65,13 +66,13 @@ class Suite:
         }
 
     def items(self) -> list[BenchItem]:
-        return load_task(self.task, self.data, self.limit, self.offset)
+        return load_task(self.task, self.data, self.limit, self.offset, self.every)
 
     def judge(self, task: BenchTask) -> Any:
         """Says which decisions were wrong, for problems of the made world."""
         if task.seed is None:
             return lambda item, records: None
-        known = {item.id: problem for item, problem in world_task_items(task, self.limit, self.offset)}
+        known = {item.id: problem for item, problem in world_task_items(task, self.limit, self.offset, self.every)}
 
         def judge(item: BenchItem, records: Sequence[StepRecord]) -> Verdicts | None:
             return verdicts_on(known[item.id], records) if item.id in known else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -89,25 +90,27 @@ def find_task(name_or_file: str) -> BenchTask:
 
 
 def load_task(
-    name_or_file: str, data: Path | None = None, limit: int | None = None, offset: int = 0
+    name_or_file: str, data: Path | None = None, limit: int | None = None, offset: int = 0, every: int = 1
 ) -> list[BenchItem]:
-    """`limit` items (None: all) from number `offset` on, counted from 0, of a task, or of a JSONL file.
+    """`limit` items (None: all), every `every`th from number `offset` on, counted from 0, of a task or a JSONL file.
 
     A file's lines have a question under one of `QUESTION_KEYS` and an answer under one of `ANSWER_KEYS`. `data` is the
     folder of the known tasks' files. Raises ConfigError; lines that are not asked for may hold anything.
     """
     task = find_task(name_or_file)
-    if offset < 0 or (limit is not None and limit < 1):
-        raise ConfigError(f"got --limit {limit} --offset {offset}; wanted a limit of 1 or more, an offset of 0 or more")
+    if offset < 0 or every < 1 or (limit is not None and limit < 1):
+        raise ConfigError(
+            f"got --limit {limit} --offset {offset} --every {every}; "
+            "wanted a limit and a distance of 1 or more, an offset of 0 or more"
+        )
     if task.file is None:
         if limit is None:
             raise ConfigError(f"the task {task.name} has no end; say how many problems with --limit")
-        return [item for item, _ in world_task_items(task, limit, offset)]
+        return [item for item, _ in world_task_items(task, limit, offset, every)]
     path = _path(task, data)
     lines = [(number, line) for number, line in enumerate(_lines(path), start=1) if line.strip()]
-    _check_range(path, len(lines), limit, offset)
-    end = len(lines) if limit is None else offset + limit
-    items = [_item(task, path, index, *lines[index]) for index in range(offset, end)]
+    numbers = _part(path, len(lines), limit, offset, every)
+    items = [_item(task, path, index, *lines[index]) for index in numbers]
     _refuse_twins(path, items)
     return items
 
@@ -124,12 +127,13 @@ def task_provenance(name_or_file: str, data: Path | None = None) -> dict[str, An
         raise _unreadable(path, error) from None
 
 
-def world_task_items(task: BenchTask, limit: int, offset: int) -> list[tuple[BenchItem, Problem]]:
+def world_task_items(task: BenchTask, limit: int, offset: int, every: int = 1) -> list[tuple[BenchItem, Problem]]:
     """Items of the made world beside the problems that they ask."""
     assert task.seed is not None, "this task is not of the made world"
+    made = world_items((limit - 1) * every + 1, offset=offset, seed=task.seed)[::every]
     return [
-        (BenchItem(id=f"{task.name}:{offset + i}", question=problem.question, expected=str(problem.answer)), problem)
-        for i, problem in enumerate(world_items(limit, offset=offset, seed=task.seed))
+        (BenchItem(id=f"{task.name}:{number}", question=problem.question, expected=str(problem.answer)), problem)
+        for number, problem in zip(count(offset, every), made)
     ]
 
 
@@ -161,16 +165,20 @@ def _unreadable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"{path} cannot be read: {error.strerror or error}")
 
 
-def _check_range(path: Path, n_items: int, limit: int | None, offset: int) -> None:
+def _part(path: Path, n_items: int, limit: int | None, offset: int, every: int) -> range:
+    """The numbers of the items that are asked for; ConfigError when there are not so many."""
     if n_items == 0:
         raise ConfigError(f"{path} holds no items; wanted JSON lines with a question and an answer")
     if offset >= n_items:
         raise ConfigError(f"{path} has {n_items} items, numbered from 0; got --offset {offset}, wanted less")
-    if limit is not None and offset + limit > n_items:
+    numbers = range(offset, n_items, every)
+    if limit is not None and limit > len(numbers):
+        apart = f"--offset {offset}" if every == 1 else f"--offset {offset} --every {every}"
         raise ConfigError(
-            f"{path} has {n_items} items, {n_items - offset} of them from --offset {offset} on; got --limit {limit}, "
-            f"wanted at most {n_items - offset}"
+            f"{path} has {n_items} items, {len(numbers)} of them with {apart}; got --limit {limit}, "
+            f"wanted at most {len(numbers)}"
         )
+    return numbers[:limit]
 
 
 def _item(task: BenchTask, path: Path, index: int, number: int, line: str) -> BenchItem:

@@ -41,6 +41,7 @@ _ASKED = (
     ),
     click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Items to run."),
     click.option("--offset", type=click.IntRange(0), default=0, show_default=True, help="Items to skip first."),
+    click.option("--every", type=click.IntRange(1), default=1, show_default=True, help="Of the rest, one in so many."),
     click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of every item."),
     click.option("-s", "--seed", type=click.IntRange(0), default=0, show_default=True, help="The first of the seeds."),
 )
@@ -161,6 +162,7 @@ def _measure(arms: list[str], options: dict[str, Any], choose: tuple[str, ...] =
         data=options["data"],
         limit=options["limit"],
         offset=options["offset"],
+        every=options["every"],
         n_seeds=options["seeds"],
         seed=options["seed"],
         config=replace(config, threshold=None),
