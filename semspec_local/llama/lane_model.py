@@ -11,6 +11,9 @@ from .context import Decoded, LlamaContext
 from .hub import Hub
 from .session import LlamaStepModel
 
+_N_KEPT = 16
+"""Of so many tokens of a step that was read each lane keeps the logits; 10 MB where there are 152,000 tokens."""
+
 
 class LaneStepModel(LlamaStepModel):
     """A `LlamaStepModel` whose context belongs to others too; what it wants evaluated goes through `hub`."""
@@ -29,6 +32,10 @@ class LaneStepModel(LlamaStepModel):
 
     def _evaluate(self, tokens: Sequence[int], outputs: Sequence[bool] | None) -> Decoded:
         return self._hub.evaluate(self.context, self.sequence, tokens, self.n_past, outputs, self._reads_states)
+
+    def _kept_logits(self) -> FloatArray:
+        kept: FloatArray = self._all_logits[:_N_KEPT].copy()  # the buffer is everybody's
+        return kept
 
     def _decode(self, tokens: Sequence[int], *, all_logits: bool = False) -> dict[TapPoint, FloatArray]:
         states = super()._decode(tokens, all_logits=all_logits)

@@ -2,6 +2,9 @@
 
 The cache always holds exactly the tokens read or written so far, and the logits that follow the last of them are kept,
 so the next token can be drawn without evaluating anything again, also after a rollback to the start of a step.
+
+A rejected step stays in memory until something else is evaluated. When the model then writes, the tokens that it draws
+in place of the rejected ones are its own; as long as they are the same, nothing needs to be evaluated (`_go_along`).
 """
 
 from __future__ import annotations
@@ -36,6 +39,16 @@ class Checkpoint:
     logits: FloatArray
     last_states: dict[TapPoint, FloatArray]
     memory: bytes | None
+
+
+@dataclass(frozen=True)
+class ReadStep:
+    """A step that was just read, with what follows each token: logits float32 [n or fewer, n_vocab], states."""
+
+    n_past: int
+    tokens: Sequence[int]
+    logits: FloatArray
+    states: Mapping[TapPoint, FloatArray]
 
 
 class StateRows:
@@ -102,6 +115,7 @@ class LlamaStepModel:
         self.tokens: list[int] = []
         self._n_reusable = 0  # tokens at the beginning that were read as whole blocks of a prompt
         self._start: Checkpoint | None = None
+        self._read: ReadStep | None = None  # rolled back or not, it is in memory
         self._reads_states = True
 
     @property
@@ -171,8 +185,8 @@ class LlamaStepModel:
         known = self._known if logprobs else None
         try:
             write = self._write if self._writes_alone else self._write_by_parts
-            if reader.end is None:
-                write(reader, step.tokens, known)
+            if reader.end is None and (token := self._go_along(reader, step.tokens, known)) is not None:
+                write(token, reader, step.tokens, known)
         except BaseException:
             self._return_to_start()
             raise
@@ -194,8 +208,37 @@ class LlamaStepModel:
             rows.clear()
         return self.checkpoint()
 
-    def _write(self, reader: StepReader, tokens: list[int], known: KnownTokens | None) -> None:
-        """Sample and evaluate tokens until the step ends; fills `tokens`, and what is known of each.
+    def _go_along(self, reader: StepReader, tokens: list[int], known: KnownTokens | None) -> int | None:
+        """Draw tokens as long as they are those of the step that was read here and rolled back: these are in memory.
+
+        The first that is another one, not evaluated yet; None when the step has ended before. With the random numbers
+        that would have been drawn anyway, the step is the one that would have been written anyway.
+        """
+        token, read = self._sampler.sample(self._logits), self._read
+        if read is None or read.n_past != self.n_past:
+            self._read = None  # it was accepted
+            return token
+        try:
+            for i, (known_token, logits) in enumerate(zip(read.tokens, read.logits)):
+                if token != known_token:
+                    return token
+                if known is not None:
+                    known.add(self._logits, token)
+                self.tokens.append(token)
+                tokens.append(token)
+                self._logits = logits
+                for tap, rows in read.states.items():
+                    self._rows[tap].add(rows[i])
+                    self._last_states = {**self._last_states, tap: rows[i]}
+                if reader.feed(self.vocabulary.piece(token)) is not None:
+                    return None
+                token = self._sampler.sample(logits)
+            return token
+        finally:
+            self._forget_read()
+
+    def _write(self, token: int, reader: StepReader, tokens: list[int], known: KnownTokens | None) -> None:
+        """Evaluate a token, sample the next, until the step ends; fills `tokens`, and what is known of each.
 
         The shortest way through Python: a small draft writes a token in a tenth of a millisecond.
         """
@@ -205,8 +248,7 @@ class LlamaStepModel:
         context.read_states(self._reads_states)
         tap, states = next(iter(self._rows.items()), (None, None)) if self._reads_states else (None, None)
         state = None
-        logits = self._logits
-        token = self._sampler.sample(logits)
+        logits, is_first = self._logits, True
         while token not in eog:
             if known is not None:
                 known.add(logits, token)
@@ -215,8 +257,8 @@ class LlamaStepModel:
             decode_one(token, len(cached))
             cached.append(token)
             tokens.append(token)
-            if len(tokens) == 1:  # each of the others follows at the same place
-                logits = context.last_logits()
+            if is_first:  # each of the others follows at the same place
+                is_first, logits = False, context.last_logits()
                 state = context.last_state() if states is not None else None
             if states is not None and state is not None:
                 states.add(state)
@@ -234,10 +276,9 @@ class LlamaStepModel:
         """May `_write` drive the context itself?"""
         return not self.context.calls_back
 
-    def _write_by_parts(self, reader: StepReader, tokens: list[int], known: KnownTokens | None) -> None:
+    def _write_by_parts(self, token: int, reader: StepReader, tokens: list[int], known: KnownTokens | None) -> None:
         """The same where states come through a callback, or others use the context too."""
         while True:
-            token = self._sampler.sample(self._logits)
             if token in self.vocabulary.eog_tokens:
                 reader.finish("eos")
                 return
@@ -248,6 +289,7 @@ class LlamaStepModel:
             tokens.append(token)
             if reader.feed(self.vocabulary.piece(token)) is not None:
                 return
+            token = self._sampler.sample(self._logits)
 
     def score(self, tokens: Sequence[int], *, logprobs: bool = False) -> ModelStep:
         start = self._begin_step()
@@ -257,7 +299,18 @@ class LlamaStepModel:
             self._known.add(start.logits, tokens[0])
             self._known.add_all(self._all_logits[:-1], tokens[1:])
             step.logprobs, step.in_top2 = self._known.arrays(len(tokens))
+            if self.context.can_trim:
+                self._read = ReadStep(start.n_past, step.tokens, self._kept_logits(), states)
         return step
+
+    def _kept_logits(self) -> FloatArray:
+        """The logits behind each token that was just read, valid until this model evaluates something."""
+        return self._all_logits
+
+    def _forget_read(self) -> None:
+        """Cut what is in memory to the tokens of the cache."""
+        if self._read is not None and not self._drop(self.n_past, None):
+            raise DecodeError(f"{self.model.path.name}: llama.cpp did not trim the cache to {self.n_past} tokens")
 
     def peek(self, tokens: Sequence[int]) -> FloatArray:
         start, here = self._start, self.checkpoint()
@@ -287,6 +340,7 @@ class LlamaStepModel:
         n_past, n = self.n_past, len(tokens)
         if n_past + n > self.n_ctx:
             self._refuse(n)
+        self._forget_read()
         outputs = [True] * n if all_logits else None
         try:
             decoded = self._evaluate(tokens, outputs)
@@ -330,7 +384,7 @@ class LlamaStepModel:
         if n_past == self.n_past:
             return
         start = self._start
-        if start is not None and start.n_past == n_past and self._drop(n_past, start.memory):
+        if start is not None and start.n_past == n_past and self._drop_or_keep(n_past, start.memory):
             del self.tokens[n_past:]
             self._logits, self._last_states = start.logits, start.last_states
             return
@@ -342,7 +396,15 @@ class LlamaStepModel:
         else:
             self.prefill(kept)
 
+    def _drop_or_keep(self, n_past: int, memory: bytes | None) -> bool:
+        """Drop the cells from a position on; those of a step that was read there stay until something is evaluated."""
+        if self._read is None or self._read.n_past != n_past:
+            return self._drop(n_past, memory)
+        self._n_reusable = min(self._n_reusable, n_past)
+        return True
+
     def _drop(self, n_past: int, memory: bytes | None) -> bool:
+        self._read = None
         if memory is not None and not self.context.load_state(memory, self.sequence):
             return False
         self._n_reusable = min(self._n_reusable, n_past)
@@ -351,6 +413,7 @@ class LlamaStepModel:
     def forget(self) -> None:
         """Back to an empty cache: the next prompt is read whole."""
         self._n_reusable = 0  # first: a Ctrl-C may come before the rest
+        self._read = None
         self._clear()
         self.tokens, self._start = [], None
 
