@@ -225,8 +225,12 @@ class Speculation:
             self._end(reader.end.kind)
             return
         added: Added = {role: step.tokens[:kept], **self._read_along(role, step.tokens[:kept], text)}
-        times = {"write_s": written - start, "read_s": self._clock() - written}
-        record = self._record(role, reason, text, reader.end.kind, added, committed=True, **times)
+        known = {
+            "write_s": written - start,
+            "read_s": self._clock() - written,
+            "n_reused_tokens": min(kept, step.n_reused),
+        }
+        record = self._record(role, reason, text, reader.end.kind, added, committed=True, **known)
         self._append(record, text, added)
 
     def close_thinking(self) -> None:

@@ -21,9 +21,10 @@ class Counters:
 
     A step is proposed when a policy was asked about it. Committed tokens are counted by who wrote them, in the
     target's tokens where the target holds the step and in the draft's elsewhere, so the three add up to
-    `n_committed_tokens`. `accepted_run_lengths` maps the length of an accepted run to how often it occurred: one run
-    before each rejection, 0 included, and the unfinished one at the end unless it is 0. `n_prompt_tokens_read` leaves
-    out the beginning of the prompt that was in the cache already.
+    `n_committed_tokens`. `n_tokens_reused` of the target's were evaluated with a rejected step.
+    `accepted_run_lengths` maps the length of an accepted run to how often it occurred: one run before each
+    rejection, 0 included, and the unfinished one at the end unless it is 0. `n_prompt_tokens_read` leaves out the
+    beginning of the prompt that was in the cache already.
     Times are in seconds of wall clock; `ttft_s` is None before the first token, and for several runs together.
     """
 
@@ -36,6 +37,7 @@ class Counters:
     n_draft_tokens_accepted: int = 0
     n_tokens_by_draft: int = 0
     n_tokens_by_target: int = 0
+    n_tokens_reused: int = 0
     n_tokens_forced: int = 0
     accepted_run_lengths: dict[int, int] = field(default_factory=dict)
     prefill_s: float = 0.0
@@ -105,6 +107,7 @@ class Counters:
     def _add_committed(self, record: StepRecord) -> None:
         n_tokens = record.n_target_tokens if record.n_target_tokens is not None else record.n_draft_tokens or 0
         self.n_steps += 1
+        self.n_tokens_reused += record.n_reused_tokens
         if record.origin == "draft":
             self.n_tokens_by_draft += n_tokens
         elif record.origin == "target":

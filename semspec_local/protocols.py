@@ -86,7 +86,8 @@ class ModelStep:
     `states` maps a tap point to its states; it is empty when nothing is tapped. `logprobs` float32 [n_tokens] are
     the model's own log-probabilities (natural log, temperature 1, whole vocabulary) of the tokens; `in_top2`
     bool [n_tokens] says whether each token was one of the model's two likeliest. None when not asked for.
-    `end` says why a written step ended (`steps.StepEnd.kind`); None for a step that was only read.
+    `end` says why a written step ended (`steps.StepEnd.kind`); None for a step that was only read. So many tokens as
+    `n_reused` says, at the beginning of a written step, were in the cache already, for a rejected step began like it.
     """
 
     tokens: list[int]
@@ -94,6 +95,7 @@ class ModelStep:
     logprobs: FloatArray | None = None
     in_top2: NDArray[np.bool_] | None = None
     end: str | None = None
+    n_reused: int = 0
 
 
 class Vocabulary(Protocol):

@@ -34,7 +34,7 @@ class StepRecord:
     of the step that replaces it). `origin` wrote it. Token counts are None for a model that did not hold the step.
     `accepted` is None when no policy was asked. `end` is a `steps.StepEnd.kind`, or "forced". Times are in seconds,
     0.0 for what did not happen: `score_s` is the target's pass over the candidate, `probe_s` all else that scores it,
-    the probes or the rating.
+    the probes or the rating. `n_reused_tokens` of a written step were evaluated with the candidate that it replaces.
     """
 
     index: int
@@ -44,6 +44,7 @@ class StepRecord:
     text: str
     n_target_tokens: int | None = None
     n_draft_tokens: int | None = None
+    n_reused_tokens: int = 0
     draft_semantic_prob: float | None = None
     target_semantic_prob: float | None = None
     joint_semantic_prob: float | None = None

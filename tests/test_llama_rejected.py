@@ -81,6 +81,7 @@ def test_only_what_differs_is_evaluated(tiny, kind, n_alike, taps):
             with evaluated(one) as seen:
                 steps.append(one.propose(at_most(len(own)), logprobs=True))
             unscript(one)
+            assert steps[-1].n_reused == (n_alike if one is model else 0)
             assert seen == (OTHER if one is model else own)
         same(*steps, taps=taps)
         assert model.tokens == PROMPT + own and n_in_memory(model) == model.n_past
@@ -221,3 +222,5 @@ def test_a_draft_that_is_the_target_costs_nothing_when_all_is_rejected(tiny):
     assert text == wanted
     assert {record.accepted for record in records if record.origin == "draft"} == {False}
     assert n == n_alone
+    written = [record for record in records if record.reason == "rejected"]
+    assert written and all(record.n_reused_tokens == record.n_target_tokens for record in written)

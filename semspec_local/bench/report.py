@@ -84,6 +84,7 @@ def _summary(name: str, found: list[ItemResult], target: list[ItemResult] | None
         "n_tokens_by_target": counters.n_tokens_by_target if two_models else None,
         "n_draft_tokens_rejected": _n_rejected(counters if by_steps else None, drafted),
         "n_target_tokens_written": sums.n_written if costed else None,
+        "n_target_tokens_reused": counters.n_tokens_reused if costed else None,
         "n_target_tokens_read": sums.n_scored if costed else None,
         "step_acceptance_rate": counters.step_acceptance_rate,
         "token_acceptance_rate": counters.token_acceptance_rate,

@@ -11,68 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn
-
-import numpy as np
 
 from ..config import SamplingConfig
 from ..errors import ConfigError, DecodeError, ModelError
 from ..protocols import FloatArray, ModelStep, StepStates, TapPoint
 from ..steps import StepReader
 from .context import Decoded, LlamaContext
+from .kept import Checkpoint, ReadStep, StateRows
 from .model import LlamaModel
 from .sampling import KnownTokens, LlamaSampler
 from .vocabulary import LlamaVocabulary
 
 PROMPT_BLOCK = 128
 """A prompt is read in blocks of so many tokens, so that what a kept block holds does not depend on what follows it."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A position that can be returned to: what follows it, the last states, and the uncuttable part of the memory."""
-
-    n_past: int
-    logits: FloatArray
-    last_states: dict[TapPoint, FloatArray]
-    memory: bytes | None
-
-
-@dataclass(frozen=True)
-class ReadStep:
-    """A step that was just read, with what follows each token: logits float32 [n or fewer, n_vocab], states."""
-
-    n_past: int
-    tokens: Sequence[int]
-    logits: FloatArray
-    states: Mapping[TapPoint, FloatArray]
-
-
-class StateRows:
-    """States of the tokens of a step, one after another, in an array that serves the next step too."""
-
-    def __init__(self, n_embd: int) -> None:
-        self._rows = np.empty((64, n_embd), dtype=np.float32)
-        self._n = 0
-
-    def add(self, state: FloatArray) -> None:
-        """The next token's state, float32 [n_embd]."""
-        if self._n == len(self._rows):
-            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
-        self._rows[self._n] = state
-        self._n += 1
-
-    def take(self, n: int) -> FloatArray:
-        """A copy of the first `n`, float32 [n, n_embd]; all are forgotten."""
-        taken: FloatArray = self._rows[:n].copy()
-        self._n = 0
-        return taken
-
-    def clear(self) -> None:
-        self._n = 0
 
 
 class LlamaStepModel:
@@ -185,8 +139,11 @@ class LlamaStepModel:
         known = self._known if logprobs else None
         try:
             write = self._write if self._writes_alone else self._write_by_parts
-            if reader.end is None and (token := self._go_along(reader, step.tokens, known)) is not None:
-                write(token, reader, step.tokens, known)
+            if reader.end is None:
+                token = self._go_along(reader, step.tokens, known)
+                step.n_reused = len(step.tokens)
+                if token is not None:
+                    write(token, reader, step.tokens, known)
         except BaseException:
             self._return_to_start()
             raise
