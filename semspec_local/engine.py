@@ -1,7 +1,7 @@
 """The speculation loop: draft a step, verify it, commit it or let the target write (arXiv 2602.03708).
 
 Knows models and probes only through `protocols`; knows nothing of files, chat templates or the command line.
-After every record it yields, the caches of both models hold exactly the prompt and the committed tokens.
+After every record it yields, the tokens of both models are exactly the prompt and the committed tokens.
 """
 
 from __future__ import annotations
@@ -225,12 +225,9 @@ class Speculation:
             self._end(reader.end.kind)
             return
         added: Added = {role: step.tokens[:kept], **self._read_along(role, step.tokens[:kept], text)}
-        known = {
-            "write_s": written - start,
-            "read_s": self._clock() - written,
-            "n_reused_tokens": min(kept, step.n_reused),
-        }
-        record = self._record(role, reason, text, reader.end.kind, added, committed=True, **known)
+        times = {"write_s": written - start, "read_s": self._clock() - written}
+        end, n_reused = reader.end.kind, min(kept, step.n_reused)
+        record = self._record(role, reason, text, end, added, committed=True, n_reused_tokens=n_reused, **times)
         self._append(record, text, added)
 
     def close_thinking(self) -> None:

@@ -21,7 +21,7 @@ class Counters:
 
     A step is proposed when a policy was asked about it. Committed tokens are counted by who wrote them, in the
     target's tokens where the target holds the step and in the draft's elsewhere, so the three add up to
-    `n_committed_tokens`. `n_tokens_reused` of the target's were evaluated with a rejected step.
+    `n_committed_tokens`. `n_tokens_reused` of those that the target wrote were evaluated with a rejected candidate.
     `accepted_run_lengths` maps the length of an accepted run to how often it occurred: one run before each
     rejection, 0 included, and the unfinished one at the end unless it is 0. `n_prompt_tokens_read` leaves out the
     beginning of the prompt that was in the cache already.

@@ -245,15 +245,20 @@ def _read_step(values: dict[str, Any], index: int) -> StepRecord:
     return record
 
 
+_LATER = frozenset({"n_reused_tokens", "n_tokens_reused"})
+"""Fields that earlier traces of the same version do not have; their defaults are what was true then."""
+
+
 def _from_json(kind: type[_T], values: dict[str, Any]) -> _T:
     """A dataclass from a JSON object, each value checked against the field's type."""
     hints = get_type_hints(kind)
     known: dict[str, Any] = {}
     for item in fields(kind):  # type: ignore[arg-type]
         if item.init:
-            if item.name not in values:
+            if item.name in values:
+                known[item.name] = _value(item.name, values[item.name], hints[item.name])
+            elif item.name not in _LATER:
                 _refuse(f"no {item.name}", "all fields")
-            known[item.name] = _value(item.name, values[item.name], hints[item.name])
     return kind(**known)
 
 

@@ -60,5 +60,7 @@ class WaitingRecords:
                     taken = min(n_had, left[role])
                     left[role] -= taken
                     changes[f"n_{role}_tokens"] = n_had - taken
+                    if role == record.origin:
+                        changes["n_reused_tokens"] = min(record.n_reused_tokens, n_had - taken)
             self._records[i] = replace(record, **changes)
         return n_emptied

@@ -419,13 +419,14 @@ def test_what_an_arm_does_not_count_is_unknown_and_not_zero():
         "n_tokens_by_target",
         "n_draft_tokens_rejected",
         "n_target_tokens_written",
+        "n_target_tokens_reused",
         "n_target_tokens_read",
     )
     (server,) = summaries(Results({}, {"llama-server": [item(i, True, 10.0) for i in range(3)]}))
-    assert [server[name] for name in counted] == [None] * 5
+    assert [server[name] for name in counted] == [None] * 6
     _, policy, by_tokens = summaries(made_up())
     assert None not in [policy[name] for name in counted]
-    assert [by_tokens[name] for name in counted] == [None, None, 60, None, None]
+    assert [by_tokens[name] for name in counted] == [None, None, 60, None, None, None]
 
 
 def test_repetitions_of_an_item_are_resampled_together():

@@ -20,6 +20,7 @@ from semspec_local.policy import make_policy
 from semspec_local.rating import RATING_PROMPT
 from semspec_local.testing import END, ByteVocabulary, ConstantJointProbe, ConstantProbe, ScriptedModel
 from semspec_local.trace import StepRecord
+from semspec_local.waiting import WaitingRecords
 
 PROMPT = list(b"Q: ")
 
@@ -547,6 +548,14 @@ def test_a_closing_tag_stays_one_token_over_the_bridge():
     loop, _ = run(target, draft, thinking=True)
     assert Pairs.TAG in target.tokens
     assert loop.prefix.answering
+
+
+def test_no_more_tokens_were_reused_than_a_stop_string_leaves():
+    records = WaitingRecords(("k>",))
+    step = {"text": "rejected", "n_target_tokens": 9, "n_reused_tokens": 7, "reason": "rejected", "end": "boundary"}
+    records.add(StepRecord(index=0, step_index=0, origin="target", committed=True, **step))
+    records.cut(5, {"target": 5, "draft": 5})
+    assert (records.first.n_target_tokens, records.first.n_reused_tokens) == (4, 4)
 
 
 def test_a_step_of_which_a_stop_string_leaves_nothing_is_no_committed_step():

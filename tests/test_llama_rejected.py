@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from llama_support import GREEDY, NOISE, TOKENS, at_most, script, session, unscript
+from llama_support import FREE, GREEDY, NOISE, TOKENS, at_most, script, session, unscript
 
 from semspec_local.config import RunConfig
 from semspec_local.engine import Prompts, Speculation
@@ -124,6 +124,21 @@ def test_a_model_writes_what_it_would_have_written(tiny, kind, share):
             same(model.propose(at_most(20), logprobs=True), wanted)
         n = len(guess) - wrong_at if model.context.can_trim else len(guess)
         assert seen[:n] == wanted.tokens[-n:]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_sampled_step_is_the_one_that_the_seed_gives_anyway(tiny, seed):
+    """The random numbers are those that would have been drawn, whatever of the rejected step is reused."""
+    with session(tiny("qwen2"), sampling=FREE) as model, session(tiny("qwen2"), sampling=FREE) as fresh:
+        for one in (model, fresh):
+            one.prefill(PROMPT)
+            one.reseed(seed)
+        wanted = fresh.propose(at_most(20), logprobs=True)
+        reject(model, [*wanted.tokens[: 3 * seed], *OTHER])
+        found = model.propose(at_most(20), logprobs=True)
+        assert found.n_reused >= 3 * seed
+        same(found, wanted)
+        same(*(one.propose(at_most(20), logprobs=True) for one in (model, fresh)))
 
 
 @pytest.mark.parametrize("then", ["score", "peek", "prefill", "forget", "rollback", "accept"])

@@ -123,7 +123,7 @@ def test_a_short_run_by_hand() -> None:
         proposed(True, propose_s=1.0, score_s=0.5, probe_s=0.25),
         proposed(True),
         proposed(False, reason="below_floor", n_draft_tokens=10),
-        written(reason="rejected", n_target_tokens=8, read_s=0.125),
+        written(reason="rejected", n_target_tokens=8, n_reused_tokens=3, read_s=0.125),
         proposed(False, reason="draw_lost"),
         written(reason="rejected"),
         proposed(True),
@@ -137,6 +137,7 @@ def test_a_short_run_by_hand() -> None:
     assert counters.accepted_run_lengths == {0: 1, 1: 1, 2: 1}
     assert (counters.n_draft_tokens_proposed, counters.n_draft_tokens_accepted) == (30, 15)
     assert (counters.n_tokens_by_draft, counters.n_tokens_by_target, counters.n_tokens_forced) == (12, 32, 3)
+    assert counters.n_tokens_reused == 3
     assert (counters.propose_s, counters.score_s, counters.probe_s) == (1.0, 0.5, 0.25)
     assert (counters.write_s, counters.read_s) == (2.0, 0.125)
     assert counters.rates() == {

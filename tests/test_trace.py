@@ -180,6 +180,15 @@ def test_fields_of_a_later_writer_are_ignored(tmp_path: Path) -> None:
     assert read_trace(path).steps == [STEP]
 
 
+def test_a_trace_from_before_tokens_were_reused_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    write_trace(path, TRACE)
+    raw = path.read_bytes().replace(b'"n_reused_tokens": 0, ', b"").replace(b'"n_tokens_reused": 0, ', b"")
+    assert b"reused" not in raw
+    path.write_bytes(raw)
+    assert read_trace(path) == TRACE
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

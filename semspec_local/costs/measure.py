@@ -158,7 +158,8 @@ class _Side:
     def write(self) -> float | None:
         """Seconds per token of writing a step; None for a model that only ends its text."""
         left, seconds = self._n_written, 0.0
-        self.read(1)  # no step is in memory that what is written could begin like
+        self._model.score(self._next[:1])  # a rejected step in memory would be written for nothing
+        self._model.rollback(self.n_prefix)
         for token in self._next[:_MOST_ENDS]:
             reader = StepReader(max_tokens=left, boundary=_NO_BOUNDARY)
             start = self._clock()

@@ -49,7 +49,10 @@ class CostSums:
 
 
 def cost_sums(records: Iterable[StepRecord]) -> CostSums:
-    """The sums of one run. Work without a record (an end of text alone) is not in them."""
+    """The sums of one run. Work without a record (an end of text alone) is not in them.
+
+    Tokens that the target wrote without evaluating them again are in `n_written`: `c_t` is what one costs on average.
+    """
     return summed(CostSums, (_of_record(record) for record in records))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..protocols import FloatArray, TapPoint
+
+N_KEPT = 16
+"""Of so many tokens of a step that was read each lane keeps the logits; 10 MB where there are 152,000 tokens."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +25,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class ReadStep:
-    """A step that was just read, with what follows each token: logits float32 [n or fewer, n_vocab], states."""
+    """A step that was just read at `n_past`, and what follows each token.
+
+    `logits` float32 [n or fewer, n_vocab] are llama.cpp's own buffer, valid until the model evaluates something, and
+    in lanes a copy; `states` float32 [n, n_embd] by tap point.
+    """
 
     n_past: int
-    tokens: Sequence[int]
+    tokens: tuple[int, ...]
     logits: FloatArray
     states: Mapping[TapPoint, FloatArray]
 

@@ -9,10 +9,8 @@ from ..config import SamplingConfig
 from ..protocols import FloatArray, TapPoint
 from .context import Decoded, LlamaContext
 from .hub import Hub
+from .kept import N_KEPT
 from .session import LlamaStepModel
-
-_N_KEPT = 16
-"""Of so many tokens of a step that was read each lane keeps the logits; 10 MB where there are 152,000 tokens."""
 
 
 class LaneStepModel(LlamaStepModel):
@@ -34,7 +32,7 @@ class LaneStepModel(LlamaStepModel):
         return self._hub.evaluate(self.context, self.sequence, tokens, self.n_past, outputs, self._reads_states)
 
     def _kept_logits(self) -> FloatArray:
-        kept: FloatArray = self._all_logits[:_N_KEPT].copy()  # the buffer is everybody's
+        kept: FloatArray = self._all_logits[:N_KEPT].copy()  # the buffer is everybody's
         return kept
 
     def _decode(self, tokens: Sequence[int], *, all_logits: bool = False) -> dict[TapPoint, FloatArray]:

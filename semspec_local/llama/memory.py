@@ -12,6 +12,7 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..roles import Role
 from .ggufcheck import check_gguf
+from .kept import N_KEPT
 from .native import C, GgufInitParams, ggml_base
 
 _CACHE_BYTES = 2  # keys and values are float16
@@ -35,7 +36,8 @@ def needed_bytes(path: Path, n_ctx: int, n_lanes: int, n_gpu_layers: int = 0) ->
     per_head = sum(facts[f"attention.{part}_length"] or n_embd // n_head for part in ("key", "value"))
     n_ctx = min(n_ctx, facts["context_length"] or n_ctx)
     caches = n_layer * n_head_kv * per_head * n_ctx * n_lanes * _CACHE_BYTES
-    buffers = _N_UBATCH * (facts["vocab_size"] + 8 * n_embd) * 4
+    n_logits = _N_UBATCH + N_KEPT * n_lanes * (n_lanes > 1)
+    buffers = (n_logits * facts["vocab_size"] + _N_UBATCH * 8 * n_embd) * 4
     return math.ceil((path.stat().st_size + caches) * _share_here(n_gpu_layers, n_layer)) + buffers
 
 

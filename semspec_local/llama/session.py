@@ -1,10 +1,10 @@
 """LlamaStepModel: one sequence in one llama.cpp context, as the engine wants it.
 
-The cache always holds exactly the tokens read or written so far, and the logits that follow the last of them are kept,
-so the next token can be drawn without evaluating anything again, also after a rollback to the start of a step.
+`tokens` are exactly those read or written so far, and the logits that follow the last of them are kept, so the next
+token can be drawn without evaluating anything again, also after a rollback to the start of a step.
 
-A rejected step stays in memory until something else is evaluated. When the model then writes, the tokens that it draws
-in place of the rejected ones are its own; as long as they are the same, nothing needs to be evaluated (`_go_along`).
+Behind them a rejected step stays in llama.cpp's memory until something else is evaluated. What the model then draws is
+its own; as long as it draws the rejected tokens again, nothing needs to be evaluated (`_reuse_rejected`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class LlamaStepModel:
         self.tokens: list[int] = []
         self._n_reusable = 0  # tokens at the beginning that were read as whole blocks of a prompt
         self._start: Checkpoint | None = None
-        self._read: ReadStep | None = None  # rolled back or not, it is in memory
+        self._last_read: ReadStep | None = None  # rolled back or not, it is in memory
         self._reads_states = True
 
     @property
@@ -140,7 +140,7 @@ class LlamaStepModel:
         try:
             write = self._write if self._writes_alone else self._write_by_parts
             if reader.end is None:
-                token = self._go_along(reader, step.tokens, known)
+                token = self._reuse_rejected(reader, step.tokens, known)
                 step.n_reused = len(step.tokens)
                 if token is not None:
                     write(token, reader, step.tokens, known)
@@ -165,34 +165,40 @@ class LlamaStepModel:
             rows.clear()
         return self.checkpoint()
 
-    def _go_along(self, reader: StepReader, tokens: list[int], known: KnownTokens | None) -> int | None:
+    def _reuse_rejected(self, reader: StepReader, tokens: list[int], known: KnownTokens | None) -> int | None:
         """Draw tokens as long as they are those of the step that was read here and rolled back: these are in memory.
 
-        The first that is another one, not evaluated yet; None when the step has ended before. With the random numbers
-        that would have been drawn anyway, the step is the one that would have been written anyway.
+        The first that is another one, not evaluated yet; None when the step has ended before. Drawn with the random
+        numbers that would have been drawn anyway, from the same logits up to the rounding of a pass over many tokens.
         """
-        token, read = self._sampler.sample(self._logits), self._read
+        token, read, eog = self._sampler.sample(self._logits), self._last_read, self.vocabulary.eog_tokens
         if read is None or read.n_past != self.n_past:
-            self._read = None  # it was accepted
+            self._last_read = None  # it was accepted
             return token
         try:
-            for i, (known_token, logits) in enumerate(zip(read.tokens, read.logits)):
-                if token != known_token:
+            for known_token, logits in zip(read.tokens, read.logits):
+                if token != known_token or token in eog:
                     return token
                 if known is not None:
                     known.add(self._logits, token)
                 self.tokens.append(token)
                 tokens.append(token)
                 self._logits = logits
-                for tap, rows in read.states.items():
-                    self._rows[tap].add(rows[i])
-                    self._last_states = {**self._last_states, tap: rows[i]}
                 if reader.feed(self.vocabulary.piece(token)) is not None:
                     return None
                 token = self._sampler.sample(logits)
             return token
         finally:
+            self._take_states(read, len(tokens))
             self._forget_read()
+
+    def _take_states(self, read: ReadStep, n: int) -> None:
+        """The states of the first `n` tokens of a step that was read are those of the step that is being written."""
+        for tap, rows in read.states.items():
+            for row in rows[:n]:
+                self._rows[tap].add(row)
+        if n and read.states:
+            self._last_states = {tap: rows[n - 1] for tap, rows in read.states.items()}
 
     def _write(self, token: int, reader: StepReader, tokens: list[int], known: KnownTokens | None) -> None:
         """Evaluate a token, sample the next, until the step ends; fills `tokens`, and what is known of each.
@@ -257,7 +263,7 @@ class LlamaStepModel:
             self._known.add_all(self._all_logits[:-1], tokens[1:])
             step.logprobs, step.in_top2 = self._known.arrays(len(tokens))
             if self.context.can_trim:
-                self._read = ReadStep(start.n_past, step.tokens, self._kept_logits(), states)
+                self._last_read = ReadStep(start.n_past, tuple(tokens), self._kept_logits(), states)
         return step
 
     def _kept_logits(self) -> FloatArray:
@@ -266,7 +272,7 @@ class LlamaStepModel:
 
     def _forget_read(self) -> None:
         """Cut what is in memory to the tokens of the cache."""
-        if self._read is not None and not self._drop(self.n_past, None):
+        if self._last_read is not None and not self._drop(self.n_past, None):
             raise DecodeError(f"{self.model.path.name}: llama.cpp did not trim the cache to {self.n_past} tokens")
 
     def peek(self, tokens: Sequence[int]) -> FloatArray:
@@ -288,6 +294,7 @@ class LlamaStepModel:
             self.rollback(start.n_past + keep)
             self._start = start
             del step.tokens[keep:]
+            step.n_reused = min(step.n_reused, keep)
 
     def _step_states(self, start: Checkpoint, rows: dict[TapPoint, FloatArray]) -> dict[TapPoint, StepStates]:
         return {tap: StepStates(before=start.last_states[tap], own=own) for tap, own in rows.items()}
@@ -297,9 +304,9 @@ class LlamaStepModel:
         n_past, n = self.n_past, len(tokens)
         if n_past + n > self.n_ctx:
             self._refuse(n)
-        self._forget_read()
         outputs = [True] * n if all_logits else None
         try:
+            self._forget_read()
             decoded = self._evaluate(tokens, outputs)
         except BaseException:
             # Part of the tokens may be in the memory, and llama.cpp's logits are those of nothing.
@@ -355,22 +362,24 @@ class LlamaStepModel:
 
     def _drop_or_keep(self, n_past: int, memory: bytes | None) -> bool:
         """Drop the cells from a position on; those of a step that was read there stay until something is evaluated."""
-        if self._read is None or self._read.n_past != n_past:
+        if self._last_read is None or self._last_read.n_past != n_past:
             return self._drop(n_past, memory)
         self._n_reusable = min(self._n_reusable, n_past)
         return True
 
     def _drop(self, n_past: int, memory: bytes | None) -> bool:
-        self._read = None
         if memory is not None and not self.context.load_state(memory, self.sequence):
             return False
         self._n_reusable = min(self._n_reusable, n_past)
-        return self.context.trim(n_past, self.sequence)
+        if not self.context.trim(n_past, self.sequence):
+            return False
+        self._last_read = None  # not before: a Ctrl-C may come at any line
+        return True
 
     def forget(self) -> None:
         """Back to an empty cache: the next prompt is read whole."""
         self._n_reusable = 0  # first: a Ctrl-C may come before the rest
-        self._read = None
+        self._last_read = None
         self._clear()
         self.tokens, self._start = [], None
 
