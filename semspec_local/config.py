@@ -26,6 +26,10 @@ MAX_SEED = 2**32 - 2
 """llama.cpp reads 2**32 - 1 as "choose one"; every other 32-bit value is a seed, 0 included."""
 
 
+MAX_GUESS = 16
+"""Most tokens that a draft guesses at a time."""
+
+
 def _option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
@@ -64,6 +68,11 @@ class RunConfig:
         None, "The policy's threshold. Default: what the probe was calibrated to, or the policy's own (see policies)."
     )
     n_prime: int = _option(1, "Steps that the target writes first, before the draft may propose.")
+    guess: int = _option(
+        0,
+        "Let the draft guess so many tokens at a time of what the target writes; wrong ones are replaced, so that the "
+        "text is distributed as without. 0: none.",
+    )
     max_step_tokens: int = _option(200, "A step ends here when no blank line came before.")
     max_tokens: int = _option(2048, "Stop after this many committed tokens.")
     answer_by: AnswerBy = _option("target", "Who writes the answer after a model has finished thinking.")
@@ -82,6 +91,8 @@ class RunConfig:
             if getattr(self, name) < low:
                 flag = "-n" if name == "max_tokens" else "--" + name.replace("_", "-")
                 raise ConfigError(f"{flag} is {getattr(self, name)}; wanted {low} or more")
+        if not 0 <= self.guess <= MAX_GUESS:
+            raise ConfigError(f"--guess is {self.guess}; wanted 0 (none) to {MAX_GUESS} tokens")
         if self.answer_by not in ("target", "draft"):
             raise ConfigError(f"--answer-by is {self.answer_by!r}; wanted target or draft")
         if self.overflow not in ("error", "truncate-left"):

@@ -23,7 +23,7 @@ from .interrupts import HeldInterrupt
 from .metrics import Counters
 from .policy import Decision, Policy, Reason, StepScores
 from .prefix import Prefix, Side
-from .protocols import JointProbe, ModelStep, StepModel, StepProbe
+from .protocols import Guesser, JointProbe, ModelStep, StepModel, StepProbe
 from .rating import Rater
 from .roles import ROLES, Role
 from .steps import StepReader, carry_for
@@ -66,6 +66,7 @@ class Speculation:
         probes: Mapping[Role, StepProbe] | None = None,
         joint_probe: JointProbe | None = None,
         pays: Pays | None = None,
+        guesser: Guesser | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.prompts, self.policy, self.config, self.seed = prompts, policy, config, check_seed(seed)
@@ -73,16 +74,17 @@ class Speculation:
         self.target = Side(target, prompts.target)
         self.counters = Counters(n_prompt_tokens=len(prompts.target))
         self._pays, self.gave_up = pays, policy.drafts and pays is not None and not pays(self.counters)
-        drafts = policy.drafts and not self.gave_up
-        self.draft = Side(draft, prompts.draft) if draft is not None and drafts else None
+        self._drafts = policy.drafts and draft is not None and not self.gave_up
+        self._guesser = guesser
+        self.draft = Side(draft, prompts.draft) if draft is not None and (self._drafts or guesser) else None
         self.bridge = Bridge(self.draft.model.vocabulary, target.vocabulary) if self.draft is not None else None
         self.prefix = Prefix(opened=prompts.thinking)
         self.stop_reason: StopReason | None = None
         self._probes, self._joint_probe = dict(probes or {}), joint_probe
         self._rater = Rater(target.vocabulary) if "target_rating" in policy.needs else None
         self._needs = policy.needs | needs_of(joint_probe.features if joint_probe is not None else ())
-        self._seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
-        self._rng = np.random.default_rng(self._seeds[2])
+        *self._seeds, policy_seed, guess_seed = np.random.SeedSequence(seed).generate_state(4).tolist()
+        self._rng, self._guess_rng = np.random.default_rng(policy_seed), np.random.default_rng(guess_seed)
         self._n_records = self._n_tokens = self._n_think_tokens = 0
         self._waiting = WaitingRecords(config.stop)
         self._start: float | None = None
@@ -140,7 +142,7 @@ class Speculation:
         start = self._clock()
         for side, seed in zip(self.sides(), self._seeds):
             side.model.reseed(seed % (MAX_SEED + 1), self.config.sampling)
-            side.model.read_states(self.draft is not None)
+            side.model.read_states(self._drafts)
             n_read = side.model.prefill(side.prompt)
             if side is self.target:
                 self.counters.n_prompt_tokens_read = n_read
@@ -154,7 +156,7 @@ class Speculation:
             return "answer_phase"
         if self._gives_up():
             return "no_gain"
-        if self.draft is None:
+        if not self._drafts:
             return "no_draft"
         return "priming" if self.prefix.n_steps < self.config.n_prime else None
 
@@ -214,7 +216,8 @@ class Speculation:
         writer = self._draft if role == "draft" else self.target
         reader = self._reader([side for side in self.sides() if side.active])
         start = self._clock()
-        step = writer.model.propose(reader)
+        guesser = self._guesser if role == "target" and self.draft is not None and self.draft.active else None
+        step = guesser.write(reader, self._guess_rng) if guesser is not None else writer.model.propose(reader)
         written = self._clock()
         kept, text = kept_part(step, reader, writer)
         assert reader.end is not None
@@ -226,8 +229,9 @@ class Speculation:
             return
         added: Added = {role: step.tokens[:kept], **self._read_along(role, step.tokens[:kept], text)}
         times = {"write_s": written - start, "read_s": self._clock() - written}
-        end, n_reused = reader.end.kind, min(kept, step.n_reused)
-        record = self._record(role, reason, text, end, added, committed=True, n_reused_tokens=n_reused, **times)
+        counts = {"n_reused_tokens": min(kept, step.n_reused)}
+        counts |= {"n_guesses": step.n_guesses, "n_guesses_kept": step.n_guesses_kept}
+        record = self._record(role, reason, text, reader.end.kind, added, committed=True, **counts, **times)
         self._append(record, text, added)
 
     def close_thinking(self) -> None:
@@ -272,15 +276,16 @@ class Speculation:
         """Who writes the answer; the other model is not needed any more, and reads no further."""
         role: Role = "draft" if self.config.answer_by == "draft" and self.draft and self.draft.active else "target"
         for other, side in self._roles():
-            side.active = other == role
+            side.active = other == role or (role == "target" and self._guesser is not None)
             side.model.read_states(False)
         return role
 
     def _gives_up(self) -> bool:
         """Is drafting not worth its time? Then the draft reads no further."""
-        if self.draft is not None and not self.gave_up and self._pays is not None and not self._pays(self.counters):
-            self.gave_up, self.draft.active = True, False
-            self.target.model.read_states(False)
+        if self._drafts and not self.gave_up and self._pays is not None and not self._pays(self.counters):
+            self.gave_up, self._draft.active = True, self._guesser is not None
+            for side in self.sides():
+                side.model.read_states(False)
         return self.gave_up
 
     @property
@@ -345,7 +350,9 @@ class Speculation:
                     self.stop_reason = "context_full"
                     side.active = False
                 elif carried:
-                    side.model.score(carried)
+                    # Of what it guessed it holds the first tokens, or even more than are kept.
+                    if unread := carried[side.model.n_past - side.n_committed :]:
+                        side.model.score(unread)
                     added[role] = carried
         return added
 

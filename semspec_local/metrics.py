@@ -22,6 +22,7 @@ class Counters:
     A step is proposed when a policy was asked about it. Committed tokens are counted by who wrote them, in the
     target's tokens where the target holds the step and in the draft's elsewhere, so the three add up to
     `n_committed_tokens`. `n_tokens_reused` of those that the target wrote were evaluated with a rejected candidate.
+    `n_guesses` tokens were guessed by the draft where the target wrote, which kept `n_guesses_kept` of them.
     `accepted_run_lengths` maps the length of an accepted run to how often it occurred: one run before each
     rejection, 0 included, and the unfinished one at the end unless it is 0. `n_prompt_tokens_read` leaves out the
     beginning of the prompt that was in the cache already.
@@ -38,6 +39,8 @@ class Counters:
     n_tokens_by_draft: int = 0
     n_tokens_by_target: int = 0
     n_tokens_reused: int = 0
+    n_guesses: int = 0
+    n_guesses_kept: int = 0
     n_tokens_forced: int = 0
     accepted_run_lengths: dict[int, int] = field(default_factory=dict)
     prefill_s: float = 0.0
@@ -108,6 +111,8 @@ class Counters:
         n_tokens = record.n_target_tokens if record.n_target_tokens is not None else record.n_draft_tokens or 0
         self.n_steps += 1
         self.n_tokens_reused += record.n_reused_tokens
+        self.n_guesses += record.n_guesses
+        self.n_guesses_kept += record.n_guesses_kept
         if record.origin == "draft":
             self.n_tokens_by_draft += n_tokens
         elif record.origin == "target":
@@ -133,6 +138,11 @@ class Counters:
     def token_acceptance_rate(self) -> float | None:
         """Tokens of accepted / of proposed steps, in the draft's tokens."""
         return _rate(self.n_draft_tokens_accepted, self.n_draft_tokens_proposed)
+
+    @property
+    def guess_acceptance_rate(self) -> float | None:
+        """Guessed tokens that the target kept / all that were guessed."""
+        return _rate(self.n_guesses_kept, self.n_guesses)
 
     @property
     def target_token_share(self) -> float | None:
@@ -168,6 +178,7 @@ class Counters:
 RATES = (
     "step_acceptance_rate",
     "token_acceptance_rate",
+    "guess_acceptance_rate",
     "target_token_share",
     "mean_accepted_run",
     "prefill_tps",

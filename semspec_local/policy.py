@@ -118,7 +118,7 @@ class Policy(ABC):
     noise: ClassVar[float] = SCORE_NOISE
     """Scores that differ by less may be of the same step, read in batches of another shape or on another machine."""
     drafts: ClassVar[bool] = True
-    """Whether the draft is used at all; if not, the target writes every step."""
+    """Whether the draft writes steps; if not, the target writes every one."""
 
     def __init__(self, threshold: float | None = None) -> None:
         self.threshold = self.default_threshold if threshold is None else self._checked(threshold)

@@ -40,7 +40,7 @@ class Prompting:
         messages = self._messages(question, system)
         known = self._known(options)
         # A draft that a run does not use limits it in nothing.
-        roles = ROLES if POLICIES[config.policy].drafts else ROLES[:1]
+        roles = ROLES if POLICIES[config.policy].drafts or config.guess else ROLES[:1]
         known = {role: given for role, given in known.items() if role in roles}
         rendered = self._render(messages, known)
         n_cut = 0

@@ -88,6 +88,7 @@ class ModelStep:
     bool [n_tokens] says whether each token was one of the model's two likeliest. None when not asked for.
     `end` says why a written step ended (`steps.StepEnd.kind`); None for a step that was only read. So many tokens as
     `n_reused` says, at the beginning of a written step, were in the cache already, for a rejected step began like it.
+    `n_guesses` tokens were guessed for a step that was written with a `Guesser`; the target kept `n_guesses_kept`.
     """
 
     tokens: list[int]
@@ -96,6 +97,8 @@ class ModelStep:
     in_top2: NDArray[np.bool_] | None = None
     end: str | None = None
     n_reused: int = 0
+    n_guesses: int = 0
+    n_guesses_kept: int = 0
 
 
 class Vocabulary(Protocol):
@@ -165,6 +168,18 @@ class StepModel(Protocol):
 
     def rollback(self, n_past: int) -> None:
         """Forget every token from position `n_past` (at least 1) on."""
+        ...
+
+
+class Guesser(Protocol):
+    """Writes steps of a target with tokens that its draft guesses, distributed as if the target wrote alone."""
+
+    def write(self, reader: StepReader, rng: np.random.Generator) -> ModelStep:
+        """What `propose` of the target does, but that the step has no states and no log-probabilities.
+
+        Both models hold the same text before it. Afterwards the draft's cache holds some of the step's tokens too, the
+        first ones. When it raises, both are at a position that `rollback` accepts.
+        """
         ...
 
 

@@ -29,6 +29,7 @@ from .roles import PROBE_ROLES, ROLES, ProbeRole, Role
 from .trace import StepRecord
 
 if TYPE_CHECKING:
+    from .llama.guessing import TokenGuesser
     from .llama.model import LlamaModel
     from .llama.session import LlamaStepModel
     from .probes import OnnxJointProbe, OnnxProbe
@@ -115,6 +116,8 @@ class Reasoner:
                 "policy %s does not use the %s", self.policy.name, " and the ".join(map(_probe_name, unused))
             )
         self._check_unused()
+        if self.config.guess and self.sources.draft is None:
+            raise ConfigError("--guess needs a draft; give one with -md, or leave out --guess")
         if not self.policy.drafts:
             return
         if self.sources.draft is None:
@@ -134,7 +137,7 @@ class Reasoner:
     def _check_unused(self) -> None:
         """A file that this policy does not need is not opened; a mistyped name is said all the same."""
         draft = self.sources.draft
-        if not self.policy.drafts and draft is not None and not draft.exists():
+        if "draft" not in self._used_roles() and draft is not None and not draft.exists():
             raise ModelError(f"no model file at {draft}; check the path, or leave out -md")
         for role in set(self.sources.probes) - set(self._probe_roles()):
             if not self.sources.probes[role].exists():
@@ -185,11 +188,13 @@ class Reasoner:
                 self._models[role] = stack.enter_context(alone)
             else:
                 # Where nobody drafts, all lanes write at once; else some draft while others write or read.
-                settings["one_cache"] = self.policy.drafts
+                settings["one_cache"] = "draft" in self._used_roles()
                 context = stack.enter_context(LlamaContext(model, n_seq_max=self.n_lanes, **settings))
                 for number, lane in enumerate(self._lanes):
                     lane[role] = stack.enter_context(LaneStepModel(context, number, self.hub, self.config.sampling))
             chats[role] = ChatTemplate(model)
+        if self.config.guess:
+            self._guesser(0, self.config)  # raises before the first question where it cannot
         self._prompting = Prompting(chats, self._models, self.sources.system)
 
     def _check_memory(self) -> None:
@@ -209,7 +214,7 @@ class Reasoner:
         """As many lanes as lower the cost of a token, and as fit."""
         from .llama.lane_choice import batch_costs, best_lanes
 
-        most, one_cache = self._most_lanes, self.policy.drafts
+        most, one_cache = self._most_lanes, "draft" in self._used_roles()
         if one_cache:
             limits = [model.most_sequences(min(self.models.n_ctx, model.n_ctx_train)) for model in models.values()]
             most = min([most, *(limit for limit in limits if limit is not None)])
@@ -219,7 +224,7 @@ class Reasoner:
         return best_lanes(batch_costs(models["target"], n_threads=n_threads, most=most, one_cache=one_cache))
 
     def _used_roles(self) -> tuple[Role, ...]:
-        return ROLES if self.policy.drafts else ROLES[:1]
+        return ROLES if self.policy.drafts or self.config.guess else ROLES[:1]
 
     def _load_probes(self) -> None:
         from .probes import load_joint_probe, load_probe
@@ -281,8 +286,17 @@ class Reasoner:
             probes=self.probes,
             joint_probe=self.joint_probe if "joint_semantic_prob" in policy.needs else None,
             pays=self.pays_for(policy) if config.give_up and self.pays_for is not None else None,
+            guesser=self._guesser(lane, config) if config.guess else None,
             seed=check_seed(seed),
         )
+
+    def _guesser(self, lane: int, config: RunConfig) -> TokenGuesser:
+        from .llama.guessing import TokenGuesser
+
+        models = self._lanes[lane]
+        if "draft" not in models:
+            raise ConfigError("--guess needs a draft, and none was loaded")
+        return TokenGuesser.with_draft(models["target"], models["draft"], config.guess)
 
     def prompts(
         self,

@@ -119,6 +119,11 @@ class StepReader:
         return self.end
 
     @property
+    def n_tokens_left(self) -> int:
+        """How many more tokens the step may have."""
+        return self._max_tokens - self.n_tokens
+
+    @property
     def n_complete_tokens(self) -> int:
         """How many leading tokens end on a complete character.
 

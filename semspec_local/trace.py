@@ -35,6 +35,7 @@ class StepRecord:
     `accepted` is None when no policy was asked. `end` is a `steps.StepEnd.kind`, or "forced". Times are in seconds,
     0.0 for what did not happen: `score_s` is the target's pass over the candidate, `probe_s` all else that scores it,
     the probes or the rating. `n_reused_tokens` of a written step were evaluated with the candidate that it replaces.
+    `n_guesses` tokens were guessed for it by the draft, and the target kept `n_guesses_kept`; an end of text counts.
     """
 
     index: int
@@ -45,6 +46,8 @@ class StepRecord:
     n_target_tokens: int | None = None
     n_draft_tokens: int | None = None
     n_reused_tokens: int = 0
+    n_guesses: int = 0
+    n_guesses_kept: int = 0
     draft_semantic_prob: float | None = None
     target_semantic_prob: float | None = None
     joint_semantic_prob: float | None = None
@@ -245,7 +248,7 @@ def _read_step(values: dict[str, Any], index: int) -> StepRecord:
     return record
 
 
-_LATER = frozenset({"n_reused_tokens", "n_tokens_reused"})
+_LATER = frozenset({"n_reused_tokens", "n_tokens_reused", "n_guesses", "n_guesses_kept"})
 """Fields that earlier traces of the same version do not have; their defaults are what was true then."""
 
 

@@ -486,7 +486,7 @@ def bench(tiny, capsys):
     return run
 
 
-ALL = "target,draft,token-sd@2,loglik-ratio@0.5,random@rate-of:loglik-ratio@0.5"
+ALL = "target,draft,token-sd@2,loglik-ratio@0.5,random@rate-of:loglik-ratio@0.5,loglik-ratio@0.5+guess@2"
 
 
 def test_the_command_measures_goes_on_and_shows_again(bench, tmp_path):

@@ -57,6 +57,9 @@ def run(name: str, sources: Sources, *, seed: int = 0, **options) -> ArmRun:
         ArmSpec("semantic-ratio", "policy", "semantic-ratio"),
         ArmSpec("loglik-ratio@0.9", "policy", "loglik-ratio", 0.9),
         ArmSpec("never", "policy", "never"),
+        ArmSpec("never+guess@4", "policy", "never", guess=4),
+        ArmSpec("loglik-ratio@0.9+guess@16", "policy", "loglik-ratio", 0.9, guess=16),
+        ArmSpec("random@rate-of:always+guess@2", "matched", "random", 0.5, follows="always+guess@2"),
     ],
     ids=lambda spec: spec.name,
 )
@@ -75,6 +78,11 @@ def test_a_name_says_what_to_run(spec):
         ("token-sd@", "1 or more"),
         ("token-sd@two", "1 or more"),
         ("lookup@0", "wanted lookup@N for N drafted tokens, 1 or more"),
+        ("never+guess@0", "wanted 1 to 16 tokens behind .guess@"),
+        ("never+guess@17", "wanted 1 to 16 tokens behind .guess@"),
+        ("never+guess@", "wanted 1 to 16 tokens behind .guess@"),
+        ("target+guess@4", "wanted a policy before .guess@N .token-sd@N is the target with it"),
+        ("semspec+guess@4", "known are target"),
         ("loglik-ratio@", "wanted a number"),
         ("loglik-ratio@high", "wanted a number"),
         ("random@1.5", "wanted a number from 0 to 1"),
@@ -111,7 +119,7 @@ def test_an_arm_that_cannot_close_thinking_is_not_compared_with_those_that_do(so
 
 def test_all_kinds_answer_one_question_after_another(sources):
     names = ["target", "draft", "token-sd@3", "lookup@3", "loglik-ratio@0.9", "mean-loglik", "specreason"]
-    names += ["always", "never", "random@0.85"]
+    names += ["always", "never", "random@0.85", "never+guess@2", "loglik-ratio@0.9+guess@3"]
     with make_arms(names, sources, config(), MODELS) as arms:
         assert [arm.name for arm in arms] == names
         for arm in arms:
@@ -122,7 +130,8 @@ def test_all_kinds_answer_one_question_after_another(sources):
             assert not arm.calls_back
             by_tokens = arm.name.startswith(("token-sd", "lookup"))
             assert (first.counters is None, first.records is None) == (by_tokens, by_tokens)
-            assert (first.n_proposed is None, first.n_accepted is None) == (not by_tokens, not by_tokens)
+            guesses = by_tokens or "+guess" in arm.name
+            assert (first.n_proposed is None, first.n_accepted is None) == (not guesses, not guesses)
 
 
 @pytest.mark.parametrize("name", ["target", "always", "random@0.5", "token-sd@3"])
@@ -146,10 +155,11 @@ def test_every_run_reads_its_prompt_whole(sources, monkeypatch, name):
 @pytest.mark.parametrize("max_tokens", [5, 40])
 def test_at_temperature_0_speculation_by_tokens_writes_the_targets_text(sources, max_tokens):
     alone = run("target", sources, sampling=GREEDY, max_tokens=max_tokens)
-    by_tokens = run("token-sd@4", sources, sampling=GREEDY, max_tokens=max_tokens)
-    assert by_tokens.text == alone.text
-    assert (by_tokens.stop_reason, by_tokens.n_tokens) == (alone.stop_reason, alone.n_tokens)
-    assert by_tokens.n_proposed >= by_tokens.n_accepted > 0
+    for name in ("token-sd@4", "never+guess@4"):
+        by_tokens = run(name, sources, sampling=GREEDY, max_tokens=max_tokens)
+        assert by_tokens.text == alone.text
+        assert (by_tokens.stop_reason, by_tokens.n_tokens) == (alone.stop_reason, alone.n_tokens)
+        assert by_tokens.n_proposed >= by_tokens.n_accepted > 0
 
 
 def test_the_draft_alone_is_a_run_with_the_draft_as_target(sources):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semspec_local.costs.model import Costs, at_length, token_speedup
-from semspec_local.costs.pair import Loaded, Outlook, PairCosts
+from semspec_local.costs.pair import GUESS_ACCEPTANCE, Loaded, Outlook, PairCosts
 from semspec_local.jobs.records import ItemRecord
 from semspec_local.jobs.summary import Tally
 
@@ -74,6 +74,20 @@ def test_speculation_by_tokens_by_hand():
     assert token_speedup(8, 1.0, **costs) == pytest.approx(9 * 10 / (8 * 1 + 9 * 3))
     for unknown in ({"c_d": None}, {"c_t": None}, {"p_t": {}}):
         assert token_speedup(4, 0.8, **(costs | unknown)) is None
+
+
+def test_guesses_make_what_the_target_writes_cheaper_and_nothing_else():
+    costs = replace(GAIN, p_t={1: 0.02, 5: 0.005, 32: 0.004})
+    assert costs.guessing(0) == costs
+    helped = costs.guessing(4)
+    for name in ("c_t", "c_t_alone"):
+        alone = getattr(costs, name)
+        speedup = token_speedup(4, GUESS_ACCEPTANCE, c_d=costs.c_d, c_t=alone, p_t=costs.p_t)
+        assert speedup > 1 and getattr(helped, name) == pytest.approx(alone / speedup)
+    assert replace(helped, c_t=costs.c_t, c_t_alone=costs.c_t_alone) == costs
+    assert Outlook(costs=helped).break_even > Outlook(costs=costs).break_even
+    unknown = replace(costs, c_d=None)
+    assert unknown.guessing(4) == unknown
 
 
 # -- what it says ---------------------------------------------------------------------------------------

@@ -35,7 +35,16 @@ class FakeClock:
 
 
 def speculation(
-    target, draft, policy="always", threshold=None, probes=(0.5, 0.5), seed=7, thinking=False, pays=None, **config
+    target,
+    draft,
+    policy="always",
+    threshold=None,
+    probes=(0.5, 0.5),
+    seed=7,
+    thinking=False,
+    pays=None,
+    guesser=None,
+    **config,
 ):
     return Speculation(
         Prompts(PROMPT, PROMPT, thinking),
@@ -46,6 +55,7 @@ def speculation(
         probes={"draft": ConstantProbe(probes[0]), "target": ConstantProbe(probes[1])},
         seed=seed,
         pays=pays,
+        guesser=guesser,
         clock=FakeClock(),
     )
 

@@ -12,6 +12,7 @@ from semspec_local.config import RunConfig
 from semspec_local.engine import Prompts, Speculation
 from semspec_local.llama.context import LlamaContext
 from semspec_local.llama.hub import Hub
+from semspec_local.llama.kept import N_KEPT
 from semspec_local.llama.lane_model import LaneStepModel
 from semspec_local.llama.model import LlamaModel
 from semspec_local.llama.native import C
@@ -199,7 +200,7 @@ def test_an_interrupt_on_the_way_leaves_the_cache_as_it_was(tiny, monkeypatch):
 
 
 def test_lanes_do_not_take_each_others_logits(tiny):
-    """They share the buffer that llama.cpp writes logits to, so each keeps those of the first sixteen tokens."""
+    """They share the buffer that llama.cpp writes logits to, so each keeps those of some first tokens."""
     with LlamaModel(tiny("llama")) as model, session(tiny("llama")) as fresh:
         context = LlamaContext(model, n_ctx=256, n_threads=1, n_seq_max=2)
         lanes = [LaneStepModel(context, number, Hub(), GREEDY) for number in range(2)]
@@ -211,7 +212,7 @@ def test_lanes_do_not_take_each_others_logits(tiny):
             reject(lanes[1], STEP)
             with evaluated(lanes[0]) as seen:
                 same(lanes[0].propose(at_most(25), logprobs=True), wanted)
-            assert seen == wanted.tokens[16:]
+            assert seen == wanted.tokens[N_KEPT:]
             same(lanes[1].propose(at_most(25), logprobs=True), wanted)
         finally:
             for lane in lanes:

@@ -17,7 +17,7 @@ TOKEN = st.integers(0, 4)
 
 
 def found(prompt, tokens, n: int = 4, lookup: Lookup | None = None) -> list[int]:
-    drafts = (lookup or Lookup(prompt, {END})).propose(tokens, n)
+    drafts = (lookup or Lookup(prompt, {END})).propose(tokens, 0, n)
     for draft in drafts:
         assert (draft.prob, draft.ids.tolist(), draft.probs.tolist()) == (1.0, [draft.token], [1.0])
     return [draft.token for draft in drafts]

@@ -123,7 +123,7 @@ def test_a_short_run_by_hand() -> None:
         proposed(True, propose_s=1.0, score_s=0.5, probe_s=0.25),
         proposed(True),
         proposed(False, reason="below_floor", n_draft_tokens=10),
-        written(reason="rejected", n_target_tokens=8, n_reused_tokens=3, read_s=0.125),
+        written(reason="rejected", n_target_tokens=8, n_reused_tokens=3, n_guesses=4, n_guesses_kept=3, read_s=0.125),
         proposed(False, reason="draw_lost"),
         written(reason="rejected"),
         proposed(True),
@@ -143,6 +143,7 @@ def test_a_short_run_by_hand() -> None:
     assert counters.rates() == {
         "step_acceptance_rate": 0.6,
         "token_acceptance_rate": 0.5,
+        "guess_acceptance_rate": 0.75,
         "target_token_share": 32 / 47,
         "mean_accepted_run": 1.0,
         "prefill_tps": 10.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import product
 
@@ -12,12 +13,12 @@ from gguf_factory import write_model
 from llama_support import FREE, GREEDY, TOKENS, at_most, session
 
 from semspec_local.bench.lookup import Lookup
-from semspec_local.bench.token_sd import TokenSdResult, TokenSpeculation, accept_or_replace
+from semspec_local.bench.token_sd import TokenSdResult, TokenSpeculation
 from semspec_local.config import SamplingConfig
 from semspec_local.engine import Prompts
 from semspec_local.errors import ConfigError, DecodeError, ModelError
 from semspec_local.llama.native import C
-from semspec_local.llama.sampling import Draw, LlamaSampler
+from semspec_local.llama.sampling import Draw, LlamaSampler, accept_or_replace
 from semspec_local.llama.session import LlamaStepModel
 
 PROMPT = TOKENS[:30]
@@ -49,9 +50,32 @@ def models(path_of):
         yield target, draft
 
 
+@contextmanager
+def passes(target: LlamaStepModel) -> Iterator[list[int]]:
+    """How many tokens the target reads in each pass over guesses."""
+    read_at, lengths = target.read_at, []
+
+    def counting(n_past, tokens, *, all_logits=False):
+        if all_logits:
+            lengths.append(len(tokens))
+        return read_at(n_past, tokens, all_logits=all_logits)
+
+    target.read_at = counting  # type: ignore[method-assign]
+    yield lengths
+    del target.read_at
+
+
 def run(target: LlamaStepModel, draft: LlamaStepModel | None, prompt=PROMPT, **options) -> TokenSdResult:
     defaults = {"n_draft": 4, "sampling": WARM, "max_tokens": 40, "seed": 0}
     return TokenSpeculation(Prompts(prompt, prompt), target=target, draft=draft, **{**defaults, **options}).run()
+
+
+def check_caches(target: LlamaStepModel, draft: LlamaStepModel | None, tokens: list[int]) -> None:
+    """The target holds these tokens; so does the draft, but for those at the end that it did not guess."""
+    check_cache(target, tokens)
+    if draft is not None:
+        assert len(PROMPT) <= draft.n_past
+        check_cache(draft, tokens[: draft.n_past])
 
 
 def check_cache(model: LlamaStepModel, tokens: list[int]) -> None:
@@ -208,12 +232,13 @@ def test_greedy_speculation_writes_what_the_target_alone_writes(path_of, n_draft
         target.prefill(PROMPT)
         alone = target.propose(at_most(60)).tokens  # ends with a whole character
         assert len(alone) > 50
-        result = run(target, draft, n_draft=n_draft, sampling=GREEDY, max_tokens=len(alone))
+        with passes(target) as lengths:
+            result = run(target, draft, n_draft=n_draft, sampling=GREEDY, max_tokens=len(alone))
         assert result.tokens == alone
         assert result.text == target.vocabulary.decode(alone)
-    assert result.n_proposed <= n_draft * result.n_rounds
+    assert result.n_proposed == sum(lengths) - len(lengths) <= n_draft * len(lengths)
     # Each pass commits what was accepted and one token more; the first token comes from the prompt's pass.
-    assert len(result.tokens) == 1 + result.n_accepted + result.n_target_passes
+    assert len(result.tokens) == 1 + result.n_accepted + len(lengths)
     if draft_kind == "llama":
         assert result.n_accepted == result.n_proposed
     elif draft_kind in ("coarse", LOOKUP):
@@ -230,7 +255,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(tiny, n_draft):
 def test_a_seed_gives_one_text(models):
     first, other, again = (run(*models, seed=seed) for seed in (3, 4, 3))
     assert first.tokens == again.tokens != other.tokens
-    assert (first.n_accepted, first.n_rounds) == (again.n_accepted, again.n_rounds)
+    assert (first.n_accepted, first.n_proposed) == (again.n_accepted, again.n_proposed)
     assert 0 < first.n_accepted < first.n_proposed
 
 
@@ -239,11 +264,11 @@ def test_a_seed_gives_one_text(models):
 @pytest.mark.parametrize("draft_kind", ["llama-other-seed", "coarse", "llama", LOOKUP])
 def test_a_run_writes_its_budget_and_the_caches_hold_it(path_of, max_tokens, n_draft, draft_kind):
     with session(path_of("llama")) as target, drafting(path_of, draft_kind) as draft:
-        result = run(target, draft, max_tokens=max_tokens, n_draft=n_draft)
+        with passes(target) as lengths:
+            result = run(target, draft, max_tokens=max_tokens, n_draft=n_draft)
         assert (len(result.tokens), result.stop_reason) == (max_tokens, "budget")
-        assert len(result.tokens) == 1 + result.n_accepted + result.n_target_passes
-        for model in filter(None, (target, draft)):
-            check_cache(model, PROMPT + result.tokens)
+        assert len(result.tokens) == 1 + result.n_accepted + len(lengths)
+        check_caches(target, draft, PROMPT + result.tokens)
 
 
 def test_an_end_of_generation_token_ends_the_run_and_is_not_in_it(models):
@@ -254,8 +279,7 @@ def test_an_end_of_generation_token_ends_the_run_and_is_not_in_it(models):
         assert (result.stop_reason == "budget") == (len(result.tokens) == 300)
         if result.stop_reason == "eos":
             lengths.append(len(result.tokens))
-            for model in models:
-                check_cache(model, PROMPT + result.tokens)
+            check_caches(*models, PROMPT + result.tokens)
     assert len(set(lengths)) > 3
 
 
@@ -289,8 +313,7 @@ def test_the_end_may_be_drafted_or_the_targets_own(tiny, monkeypatch, n_tokens, 
                 only_eog(model, len(PROMPT) + n_tokens - 1, patch)
             result = run(target, draft, sampling=GREEDY)
             assert (result.tokens, result.stop_reason) == (alone[:n_tokens], "eos")
-            for model in (target, draft):
-                check_cache(model, PROMPT + alone[:n_tokens])
+            check_caches(target, draft, PROMPT + alone[:n_tokens])
 
 
 def test_a_draft_that_ends_too_early_is_overruled(tiny, monkeypatch):
@@ -311,7 +334,8 @@ def test_a_run_ends_where_a_context_is_full(tiny, n_ctx, n_ctx_draft):
         result = run(target, draft, max_tokens=500, sampling=GREEDY)
         room = min(n_ctx, n_ctx_draft) - len(PROMPT)
         assert (len(result.tokens), result.stop_reason) == (room, "context_full")
-        assert target.tokens == draft.tokens == PROMPT + result.tokens
+        assert target.tokens == PROMPT + result.tokens
+        assert draft.tokens == target.tokens[: draft.n_past] and len(PROMPT) < draft.n_past
 
 
 def test_without_a_draft_a_run_ends_where_the_targets_context_is_full_and_fails_alone(tiny, monkeypatch):
@@ -371,7 +395,8 @@ def test_each_model_has_its_own_prompt(models):
     options = {"n_draft": 4, "sampling": GREEDY, "max_tokens": 30, "seed": 0}
     result = TokenSpeculation(prompts, target=target, draft=draft, **options).run()
     assert result.tokens == alone
-    assert (target.tokens, draft.tokens) == (PROMPT + alone, PROMPT[5:] + alone)
+    assert target.tokens == PROMPT + alone
+    assert draft.tokens == (PROMPT[5:] + alone)[: draft.n_past] and draft.n_past > len(PROMPT)
 
 
 def test_times_come_from_the_clock(models):
@@ -451,7 +476,7 @@ def test_certain_drafts_leave_the_targets_distribution_as_it_is(models, monkeypa
     class Likeliest(Lookup):
         """Finds what the target would likeliest write after the first token."""
 
-        def propose(self, tokens, n):
+        def propose(self, tokens, n_right, n):
             return [Draw.certain(likeliest[tokens[-1]])]
 
     monkeypatch.setattr("semspec_local.bench.token_sd.Lookup", Likeliest)

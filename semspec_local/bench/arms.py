@@ -1,8 +1,9 @@
 """The arms of a benchmark behind one protocol: a question goes in, and what was written and how comes out.
 
 An arm is named by a text: `target` and `draft` are that model alone, a policy's name is speculation by steps
-(`loglik-ratio@0.9` with a threshold of its own), `random@rate-of:ARM` accepts as often as that arm, `token-sd@4` is
-speculation by tokens, four drafted at a time, `lookup@4` the same with tokens that are found in the text;
+(`loglik-ratio@0.9` with a threshold of its own), `random@rate-of:ARM` accepts as often as that arm. `+guess@4` behind
+such a policy lets the draft guess four tokens at a time of what the target writes. `token-sd@4` is speculation by
+tokens alone, four guessed at a time, `lookup@4` the same with tokens that are found in the text;
 `llama-server` and `llama-server+draft@3` are llama.cpp's own server.
 Knows nothing of what is asked, nor of right answers.
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ..config import ModelConfig, RunConfig
+from ..config import MAX_GUESS, ModelConfig, RunConfig
 from ..errors import ConfigError
 from ..metrics import Counters
 from ..policy import POLICIES, make_policy
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from .external import ServerArm
 
 TARGET, DRAFT, TOKEN_SD, LOOKUP = "target", "draft", "token-sd", "lookup"
-_MATCHED = "random@rate-of:"
+_MATCHED, _GUESS = "random@rate-of:", "+guess@"
 
 LLAMA_SERVER, LLAMA_SERVER_DRAFT = "llama-server", "llama-server+draft"
 
@@ -45,7 +46,7 @@ class ArmRun:
     `final` is the text in which the answer stands: all of it, or what follows the thinking. `wall_s` is from the
     prompt's first token read to the last one written, `prefill_s` the part of it that reads the prompt, `ttft_s` the
     part until the first text is there. `counters` and `records` are those of speculation by steps (None elsewhere).
-    `n_proposed` and `n_accepted` are tokens of speculation by tokens (None elsewhere).
+    `n_proposed` and `n_accepted` are guessed tokens (None where none are guessed).
     """
 
     text: str
@@ -105,6 +106,8 @@ class StepArm:
             n_tokens=counters.n_committed_tokens,
             counters=counters,
             records=tuple(records),
+            n_proposed=counters.n_guesses if config.guess else None,
+            n_accepted=counters.n_guesses_kept if config.guess else None,
         )
 
 
@@ -172,12 +175,15 @@ class ArmSpec:
     kind: str
     policy: str = "never"
     threshold: float | None = None
+    guess: int = 0
     n_draft: int = DEFAULT_N_DRAFT
     follows: str = ""
 
 
 def parse_arm(name: str) -> ArmSpec:
     """What the name of an arm says; ConfigError for one that says nothing."""
+    if _GUESS in name and not name.startswith(_MATCHED):
+        return _parse_guess(name)
     word, at, number = name.partition("@")
     if word in (TARGET, DRAFT):
         if at:
@@ -195,13 +201,24 @@ def parse_arm(name: str) -> ArmSpec:
     if word not in POLICIES:
         by_tokens = (f"{TOKEN_SD}@N", f"{LOOKUP}@N")
         known = ", ".join((TARGET, DRAFT, *by_tokens, *POLICIES, LLAMA_SERVER, f"{LLAMA_SERVER_DRAFT}@N"))
-        raise ConfigError(f"the arm is {name!r}; known are {known} (a policy may have @threshold)")
+        raise ConfigError(f"the arm is {name!r}; known are {known} (a policy may have @threshold, then {_GUESS}N)")
     try:
         threshold = float(number) if at else None
     except ValueError:
         raise ConfigError(f"the arm is {name!r}; wanted a number after the @, the policy's threshold") from None
     make_policy(word, threshold)
     return ArmSpec(name, "policy", policy=word, threshold=threshold)
+
+
+def _parse_guess(name: str) -> ArmSpec:
+    """A policy, and how many tokens are guessed of what its target writes."""
+    policy, _, number = name.partition(_GUESS)
+    spec = parse_arm(policy)
+    if spec.kind != "policy":
+        raise ConfigError(f"the arm is {name!r}; wanted a policy before {_GUESS}N ({TOKEN_SD}@N is the target with it)")
+    if not (number.isascii() and number.isdecimal() and 0 < int(number) <= MAX_GUESS):
+        raise ConfigError(f"the arm is {name!r}; wanted 1 to {MAX_GUESS} tokens behind {_GUESS}")
+    return replace(spec, name=name, guess=int(number))
 
 
 def _parse_server(name: str) -> ArmSpec:
@@ -265,14 +282,14 @@ def _server_arm(
 
 
 def _load(spec: ArmSpec, sources: Sources, config: RunConfig, models: ModelConfig, stack: ExitStack) -> Arm:
-    config = replace(config, policy=spec.policy, threshold=spec.threshold)
+    config = replace(config, policy=spec.policy, threshold=spec.threshold, guess=spec.guess)
     if spec.kind in (TOKEN_SD, LOOKUP) and config.think_budget is not None:
         raise ConfigError(cannot_close_thinking(spec.name))
     if spec.kind == DRAFT:
         state = {"target": sources.state["draft"]} if "draft" in sources.state else {}
         sources = replace(sources, target=_draft_of(spec, sources), draft=None, probes={}, state=state)
         models = replace(models, n_gpu_layers=models.n_gpu_layers_draft, n_threads=models.threads["draft"])
-    elif not POLICIES[spec.policy].drafts:
+    elif not POLICIES[spec.policy].drafts and not spec.guess:
         sources = replace(sources, draft=None, probes={})
     else:
         _draft_of(spec, sources)

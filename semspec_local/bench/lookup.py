@@ -15,7 +15,7 @@ SIZES = (3, 2, 1)
 
 
 class Lookup:
-    """Drafts for one run of `token_sd`: a `Proposer` without a model.
+    """Guesses for one run: a `llama.guessing.Proposer` without a model.
 
     Of several places the last one counts, since what was written lately is likelier to go on. A copy may run into what
     it has itself drafted, so that text with a period is drafted at any length. All is drafted with probability 1.
@@ -28,7 +28,10 @@ class Lookup:
         self._follower: dict[tuple[int, ...], int] = {}  # where the token stands that last followed these tokens
         self._add(prompt)
 
-    def propose(self, tokens: Sequence[int], n: int) -> list[Draw]:
+    def begin(self) -> None:
+        """It serves one step, which is the whole run."""
+
+    def propose(self, tokens: Sequence[int], n_right: int, n: int) -> list[Draw]:
         self._add(tokens[len(self._known) - self._n_prompt :])
         start = self._place()
         copied: list[int] = []
@@ -36,6 +39,12 @@ class Lookup:
             at = start + len(copied)
             copied.append(self._known[at] if at < len(self._known) else copied[at - len(self._known)])
         return [Draw.certain(token) for token in copied]
+
+    def settle(self, n_right: int) -> None:
+        """Nothing is wrong here: what it guessed was never added."""
+
+    def undo(self) -> None:
+        """It serves one step, and that has failed."""
 
     def _place(self) -> int | None:
         """Where the copy begins; None when not even the last token stood anywhere before."""

@@ -47,7 +47,7 @@ class Suite:
     def facts(self, argv: Sequence[str]) -> dict[str, Any]:
         """Provenance and settings; "settings" and "files" must be the same when a run goes on."""
         shared = asdict(self.config)
-        del shared["policy"], shared["threshold"]  # each arm has its own
+        del shared["policy"], shared["threshold"], shared["guess"]  # each arm has its own
         settings = {name: getattr(self, name) for name in ("limit", "offset", "every", "n_seeds", "seed", "timed")}
         return {
             "provenance": provenance(argv),

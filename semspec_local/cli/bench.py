@@ -75,7 +75,7 @@ _MEASURED = (*_ASKED, *_KEPT, *_REPORTED, bench_options)
     "--arms",
     default=DEFAULT_ARMS,
     show_default=True,
-    help="target, draft, POLICY[@threshold], random@rate-of:ARM, token-sd@N, lookup@N, llama-server, "
+    help="target, draft, POLICY[@threshold][+guess@N], random@rate-of:ARM, token-sd@N, lookup@N, llama-server, "
     "llama-server+draft@N; with commas between them.",
 )
 @_options(_MEASURED)

@@ -72,6 +72,8 @@ def statistics(result: RunResult, c_t_alone: float | None = None) -> str:
     forced = f", {stats['n_tokens_forced']} forced" if stats["n_tokens_forced"] else ""
     written = f"{stats['n_tokens_by_draft']} by the draft, {stats['n_tokens_by_target']} by the target"
     parts.append(f"tokens: {written}{forced}")
+    if stats["n_guesses"]:
+        parts.append(f"{stats['n_guesses_kept']} of {stats['n_guesses']} guessed tokens kept")
     tps = stats["decode_tps"]
     parts.append(f"{stats['wall_s']:.1f} s" + (f", {tps:.1f} tokens/s" if tps is not None else ""))
     if tps is not None and c_t_alone is not None:

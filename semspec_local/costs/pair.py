@@ -20,6 +20,9 @@ ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 TOKEN_ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
 N_DRAFTED = (4, 8)
 
+GUESS_ACCEPTANCE = 0.9
+"""How often a guessed token stays when those before it did: of four at a time, 78 to 80 % stay (docs/benchmarks.md)."""
+
 NOISY_SPREAD = 0.3
 """Repetitions that lie further apart than this share of their median were disturbed."""
 
@@ -107,6 +110,16 @@ class PairCosts:
         c_t, c_t_alone = (together(one, self.p_t) if known else None for one in (self.c_t, self.c_t_alone))
         c_d = together(self.c_d, self.p_d) if "draft" in self.loaded.all_logits else self.c_d
         return replace(self, c_d=c_d, c_t=c_t, c_t_alone=c_t_alone)
+
+    def guessing(self, n: int) -> PairCosts:
+        """About the costs where the draft guesses `n` tokens at a time of what the target writes; 0: none."""
+        curve = {"c_d": self.c_d, "p_t": self.p_t}
+
+        def helped(alone: float | None) -> float | None:
+            speedup = token_speedup(n, GUESS_ACCEPTANCE, c_t=alone, **curve)  # type: ignore[arg-type]
+            return alone if not n or alone is None or speedup is None else alone / speedup
+
+        return replace(self, c_t=helped(self.c_t), c_t_alone=helped(self.c_t_alone))
 
     def to_json(self) -> dict[str, Any]:
         """What was measured, for the file that keeps it; `from_json` reads it back."""
@@ -206,7 +219,7 @@ class Outlook:
         speedup, n, acceptance = max(known)
         return (
             f"Speculation by tokens would pay from {min(paying):.0%} of tokens accepted on: {speedup:.2f} times the "
-            f"target's speed with {n} tokens at a time and {acceptance:.0%} accepted."
+            f"target's speed with {n} tokens at a time and {acceptance:.0%} accepted (--guess {n})."
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -66,8 +66,8 @@ def drafting_pays(reasoner: Reasoner) -> Callable[[Policy], Pays] | None:
     costs = stored_costs(reasoner.sources, reasoner.models, loaded_facts(reasoner))
     if costs is None or costs.noise:
         return None
-    in_lanes = costs.in_lanes(reasoner.n_lanes)
-    return lambda policy: DraftingPays(in_lanes, expected_acceptance(reasoner, policy))
+    as_run = costs.in_lanes(reasoner.n_lanes).guessing(reasoner.config.guess)
+    return lambda policy: DraftingPays(as_run, expected_acceptance(reasoner, policy))
 
 
 def expected_acceptance(reasoner: Reasoner, policy: Policy) -> float | None:

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..config import MAX_GUESS
 from ..protocols import FloatArray, TapPoint
 
-N_KEPT = 16
-"""Of so many tokens of a step that was read each lane keeps the logits; 10 MB where there are 152,000 tokens."""
+N_KEPT = MAX_GUESS + 1
+"""Of so many tokens of a step that was read each lane keeps the logits; 10 MB where there are 152,000 tokens.
+
+Guesses are read behind one token that was not guessed.
+"""
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,26 @@ class Draw(NamedTuple):
         return float(self.probs[found[0]]) if found.size else 0.0
 
 
+def accept_or_replace(drafted: Draw, target: Draw, rng: np.random.Generator) -> int:
+    """The token to commit where the draft drew `drafted` and the target would draw from `target`'s distribution.
+
+    Speculative sampling (arXiv 2211.17192, section 2.3; proof in its appendix A.1): the drafted token stays with
+    probability min(1, target_prob / draft_prob); otherwise one is drawn from max(0, target_probs - draft_probs),
+    normalised, where the rejected token has no share. So the result is the drafted token exactly when it was accepted.
+    """
+    target_prob = target.prob_of(drafted.token)
+    if target_prob >= drafted.prob or rng.random() * drafted.prob < target_prob:
+        return drafted.token
+    # A dense row costs less than finding the ids of one in the other.
+    draft_probs = np.zeros(max(int(drafted.ids.max()), int(target.ids.max())) + 1, dtype=np.float32)
+    draft_probs[drafted.ids] = drafted.probs
+    residual = np.maximum(target.probs - draft_probs[target.ids], 0)
+    cumulative = np.cumsum(residual, dtype=np.float64)
+    if not cumulative[-1] > 0:  # the two are equal, and differ only in how they were rounded
+        return drafted.token
+    return int(target.ids[np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right")])
+
+
 class LlamaSampler:
     """Top-k, top-p, temperature, then a draw; or the likeliest token when the temperature is 0.
 

@@ -4,7 +4,7 @@
 token can be drawn without evaluating anything again, also after a rollback to the start of a step.
 
 Behind them a rejected step stays in llama.cpp's memory until something else is evaluated. What the model then draws is
-its own; as long as it draws the rejected tokens again, nothing needs to be evaluated (`_reuse_rejected`).
+its own; as long as it draws the rejected tokens again, nothing needs to be evaluated (`reuse_rejected`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..steps import StepReader
 from .context import Decoded, LlamaContext
 from .kept import Checkpoint, ReadStep, StateRows
 from .model import LlamaModel
-from .sampling import KnownTokens, LlamaSampler
+from .sampling import Draw, KnownTokens, LlamaSampler
 from .vocabulary import LlamaVocabulary
 
 PROMPT_BLOCK = 128
@@ -134,23 +134,23 @@ class LlamaStepModel:
             )
 
     def propose(self, reader: StepReader, *, logprobs: bool = False) -> ModelStep:
-        start = self._begin_step()
+        start = self.begin_step()
         step = ModelStep(tokens=[])
         known = self._known if logprobs else None
         try:
             write = self._write if self._writes_alone else self._write_by_parts
             if reader.end is None:
-                token = self._reuse_rejected(reader, step.tokens, known)
+                token = self.reuse_rejected(reader, step.tokens, known)
                 step.n_reused = len(step.tokens)
                 if token is not None:
                     write(token, reader, step.tokens, known)
         except BaseException:
-            self._return_to_start()
+            self.return_to_start()
             raise
         assert reader.end is not None
         step.end = reader.end.kind
         if step.end == "length":
-            self._cut_to_whole_character(step, reader, start)
+            self.cut_to_whole_character(step, reader, start)
         n = len(step.tokens)
         if known is not None:
             step.logprobs, step.in_top2 = known.arrays(n)
@@ -159,13 +159,13 @@ class LlamaStepModel:
             step.states = self._step_states(start, states)
         return step
 
-    def _begin_step(self) -> Checkpoint:
+    def begin_step(self) -> Checkpoint:
         self._known.clear()  # a Ctrl-C may have left some of the last step's
         for rows in self._rows.values():
             rows.clear()
         return self.checkpoint()
 
-    def _reuse_rejected(self, reader: StepReader, tokens: list[int], known: KnownTokens | None) -> int | None:
+    def reuse_rejected(self, reader: StepReader, tokens: list[int], known: KnownTokens | None) -> int | None:
         """Draw tokens as long as they are those of the step that was read here and rolled back: these are in memory.
 
         The first that is another one, not evaluated yet; None when the step has ended before. Drawn with the random
@@ -255,7 +255,7 @@ class LlamaStepModel:
             token = self._sampler.sample(self._logits)
 
     def score(self, tokens: Sequence[int], *, logprobs: bool = False) -> ModelStep:
-        start = self._begin_step()
+        start = self.begin_step()
         states = self._decode(tokens, all_logits=logprobs)
         step = ModelStep(tokens=list(tokens), states=self._step_states(start, states))
         if logprobs:
@@ -265,6 +265,32 @@ class LlamaStepModel:
             if self.context.can_trim:
                 self._last_read = ReadStep(start.n_past, tuple(tokens), self._kept_logits(), states)
         return step
+
+    # -- for who guesses what this model will write ---------------------------------------------------
+
+    def draw(self, logits: FloatArray | None = None) -> Draw:
+        """The next token, with its distribution; from a row of logits float32 [n_vocab] where one is given."""
+        return self._sampler.draw(self._logits if logits is None else logits)
+
+    def read_at(self, n_past: int, tokens: Sequence[int], *, all_logits: bool = False) -> ReadStep:
+        """Forget what lies behind `n_past`, and read tokens there; with the logits after each, or after the last."""
+        if n_past < self.n_past:
+            self._cut(n_past)
+        states = self._decode(tokens, all_logits=all_logits)
+        return ReadStep(n_past, tuple(tokens), self._kept_logits(), states)
+
+    def keep(self, read: ReadStep, n_past: int) -> None:
+        """Forget what lies behind `n_past`, which is behind a token of the last pass; nothing is evaluated again."""
+        if n_past < self.n_past:
+            self._cut(n_past)
+            last = n_past - read.n_past - 1
+            self._logits = read.logits[last]
+            self._last_states = {tap: rows[last].copy() for tap, rows in read.states.items()}
+
+    def _cut(self, n_past: int) -> None:
+        if not self._drop(n_past, None):
+            raise DecodeError(f"{self.model.path.name}: llama.cpp did not trim the cache to {n_past} tokens")
+        del self.tokens[n_past:]
 
     def _kept_logits(self) -> FloatArray:
         """The logits behind each token that was just read, valid until this model evaluates something."""
@@ -287,7 +313,7 @@ class LlamaStepModel:
                 self._start = start
         return logits
 
-    def _cut_to_whole_character(self, step: ModelStep, reader: StepReader, start: Checkpoint) -> None:
+    def cut_to_whole_character(self, step: ModelStep, reader: StepReader, start: Checkpoint) -> None:
         """A step cut off by its length ends with a whole character, so that another vocabulary can read it."""
         keep = reader.n_complete_tokens
         if 0 < keep < len(step.tokens):
@@ -310,7 +336,7 @@ class LlamaStepModel:
             decoded = self._evaluate(tokens, outputs)
         except BaseException:
             # Part of the tokens may be in the memory, and llama.cpp's logits are those of nothing.
-            self._return_to_start()
+            self.return_to_start()
             raise
         self.tokens += tokens
         self._all_logits = decoded.logits
@@ -386,7 +412,7 @@ class LlamaStepModel:
     def _clear(self) -> None:
         self.context.clear()
 
-    def _return_to_start(self) -> None:
+    def return_to_start(self) -> None:
         """After a failure: back to where the step began, where everything is known, or to nothing."""
         start = self._start
         if start is not None and start.n_past <= self.n_past and self._drop(start.n_past, start.memory):
