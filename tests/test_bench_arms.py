@@ -9,11 +9,11 @@ from gguf_factory import write_model
 from semspec_local.bench.arms import ArmRun, ArmSpec, make_arms, parse_arm
 from semspec_local.config import ModelConfig, RunConfig, SamplingConfig
 from semspec_local.errors import ConfigError
+from semspec_local.llama.cache import PROMPT_BLOCK
 from semspec_local.llama.context import LlamaContext
 from semspec_local.llama.model import LlamaModel
 from semspec_local.llama.native import C
 from semspec_local.llama.native_time import LLAMA, native_time
-from semspec_local.llama.session import PROMPT_BLOCK
 from semspec_local.probes import ProbeSpec
 from semspec_local.probes.mlp import Mlp
 from semspec_local.probes.write import write_mlp_onnx

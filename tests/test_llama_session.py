@@ -14,8 +14,9 @@ from llama_support import FREE, GREEDY, NOISE, TOKENS, at_most, read_one_by_one,
 
 from semspec_local.config import SamplingConfig
 from semspec_local.errors import ConfigError, DecodeError
+from semspec_local.llama.cache import PROMPT_BLOCK
 from semspec_local.llama.native import C
-from semspec_local.llama.session import PROMPT_BLOCK, LlamaStepModel
+from semspec_local.llama.session import LlamaStepModel
 from semspec_local.protocols import TapPoint
 from semspec_local.steps import StepReader
 
