@@ -68,10 +68,11 @@ class RunConfig:
         None, "The policy's threshold. Default: what the probe was calibrated to, or the policy's own (see policies)."
     )
     n_prime: int = _option(1, "Steps that the target writes first, before the draft may propose.")
-    guess: int = _option(
-        0,
+    guess: int | None = _option(
+        None,
         "Let the draft guess so many tokens at a time of what the target writes; wrong ones are replaced, so that the "
-        "text is distributed as without. 0: none.",
+        "text is distributed as without. 0: none. Default: as many as pay by what `costs` measured, where steps are "
+        "drafted, and none where it has not.",
     )
     max_step_tokens: int = _option(200, "A step ends here when no blank line came before.")
     max_tokens: int = _option(2048, "Stop after this many committed tokens.")
@@ -91,7 +92,7 @@ class RunConfig:
             if getattr(self, name) < low:
                 flag = "-n" if name == "max_tokens" else "--" + name.replace("_", "-")
                 raise ConfigError(f"{flag} is {getattr(self, name)}; wanted {low} or more")
-        if not 0 <= self.guess <= MAX_GUESS:
+        if self.guess is not None and not 0 <= self.guess <= MAX_GUESS:
             raise ConfigError(f"--guess is {self.guess}; wanted 0 (none) to {MAX_GUESS} tokens")
         if self.answer_by not in ("target", "draft"):
             raise ConfigError(f"--answer-by is {self.answer_by!r}; wanted target or draft")

@@ -105,6 +105,8 @@ class Reasoner:
         self.probe_warnings: list[str] = []
         self.pays_for: Callable[[Policy], Pays] | None = None
         """Set by who knows what drafting costs here (see `costs.pays`); None always drafts."""
+        self.n_guess = 0
+        """Set by the same: tokens to guess at a time in runs whose configuration leaves that open."""
         with ExitStack() as stack:
             self._load(stack)
             self._stack = stack.pop_all()
@@ -194,7 +196,7 @@ class Reasoner:
                     lane[role] = stack.enter_context(LaneStepModel(context, number, self.hub, self.config.sampling))
             chats[role] = ChatTemplate(model)
         if self.config.guess:
-            self._guesser(0, self.config)  # raises before the first question where it cannot
+            self._guesser(0, self.config.guess)  # raises before the first question where it cannot
         self._prompting = Prompting(chats, self._models, self.sources.system)
 
     def _check_memory(self) -> None:
@@ -277,6 +279,7 @@ class Reasoner:
         """
         config = config or self.config
         policy = self._policy_for(config)
+        n_guess = (self.n_guess if policy.drafts else 0) if config.guess is None else config.guess
         return Speculation(
             self.prompts(question, system=system, template_options=template_options, config=config),
             target=self._lanes[lane]["target"],
@@ -286,17 +289,17 @@ class Reasoner:
             probes=self.probes,
             joint_probe=self.joint_probe if "joint_semantic_prob" in policy.needs else None,
             pays=self.pays_for(policy) if config.give_up and self.pays_for is not None else None,
-            guesser=self._guesser(lane, config) if config.guess else None,
+            guesser=self._guesser(lane, n_guess) if n_guess else None,
             seed=check_seed(seed),
         )
 
-    def _guesser(self, lane: int, config: RunConfig) -> TokenGuesser:
+    def _guesser(self, lane: int, n: int) -> TokenGuesser:
         from .llama.guessing import TokenGuesser
 
         models = self._lanes[lane]
         if "draft" not in models:
             raise ConfigError("--guess needs a draft, and none was loaded")
-        return TokenGuesser.with_draft(models["target"], models["draft"], config.guess)
+        return TokenGuesser.with_draft(models["target"], models["draft"], n)
 
     def prompts(
         self,
@@ -315,6 +318,17 @@ class Reasoner:
     def step_models(self) -> Mapping[Role, LlamaStepModel]:
         """The loaded models by role; they belong to this pair, and to one run at a time."""
         return self._models
+
+    @property
+    def can_guess(self) -> bool:
+        """Can the loaded draft guess the target's tokens?"""
+        from .llama.guessing import check_can_guess
+
+        try:
+            check_can_guess([*self._models.values()])
+        except (ConfigError, ModelError):
+            return False
+        return "draft" in self._models
 
     def _make_policy(self, config: RunConfig) -> Policy:
         """The policy of a configuration; without a threshold, what the probe was calibrated to, or the policy's own."""

@@ -80,7 +80,7 @@ def _about_drafting(
         begun = f"Drafting was given up, with {rate:.0%} of its tokens accepted" if rate is not None else ""
         yield Remark(
             "gave_up",
-            f"{begun or 'The target wrote alone'}: by the costs that were measured here drafting is not expected to "
+            f"{begun or _who_wrote(counters)}: by the costs that were measured here drafting is not expected to "
             "gain time (--no-give-up drafts all the same).",
         )
         return
@@ -102,6 +102,10 @@ def _about_drafting(
             f"Speculation lost time: {tps * c_t_alone:.2f} times the speed that was measured of the target alone; "
             "--policy never is faster here.",
         )
+
+
+def _who_wrote(counters: Counters) -> str:
+    return "The draft guessed tokens and no steps" if counters.n_guesses else "The target wrote alone"
 
 
 def _why_inactive(records: Sequence[StepRecord]) -> str:

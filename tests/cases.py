@@ -330,7 +330,7 @@ CASES = (
         _SEEDS,
         "an item alone, in a batch, and after a resume",
         "other text on a warm server than on a cold one",
-        "the same text and seed; in lanes up to rounding, if drafting pays in both or in neither",
+        "the same text and seed; in lanes up to rounding, if drafting and guessing pay in both or in neither",
         "ggml-org/llama.cpp#19981",
     ),
     Case(

@@ -19,7 +19,7 @@ from semspec_local.config import ModelConfig, RunConfig, SamplingConfig
 from semspec_local.costs import store as cost_store
 from semspec_local.costs.measure import N_READ, loaded_facts, measure_costs
 from semspec_local.costs.pair import Loaded, Outlook, PairCosts
-from semspec_local.costs.pays import EVIDENCE_STEPS, REACHED, DraftingPays, drafting_pays, is_worth_it
+from semspec_local.costs.pays import EVIDENCE_STEPS, REACHED, DraftingPays, go_by_costs, is_worth_it, n_guess_that_pays
 from semspec_local.costs.store import cost_key, store_costs, stored_costs
 from semspec_local.jobs import Item
 from semspec_local.jobs.ray_engine import PairWorker, RayJob
@@ -391,6 +391,47 @@ def test_what_a_run_will_do_is_said_with_the_costs(c_t_alone, spread, end):
     assert "a run" not in _expectation(shorter, make_policy("semantic-joint", 0.7)), "it decides by the usual length"
 
 
+GUESSING = replace(COSTS, c_d=0.05, c_t=1.0, c_t_alone=0.9, p_t={1: 1.0, 5: 0.3, 9: 0.15, 32: 0.2})
+
+
+def test_as_many_tokens_are_guessed_as_pay():
+    known = replace(GUESSING, loaded=Loaded(all_logits=["target"]))
+    assert n_guess_that_pays(known) == 8
+    assert n_guess_that_pays(replace(known, p_t={5: 0.3, 9: 0.6, 32: 0.2})) == 4
+    assert n_guess_that_pays(replace(known, p_t={1: 1.0, 5: 0.9})) == 0, "reading is no cheaper than writing"
+    barely = 5 * 0.3 / sum(0.9**i for i in range(5))
+    for gain, n in ((1.01 / REACHED, 4), (0.99 / REACHED, 0)):
+        assert n_guess_that_pays(replace(known, c_d=1e-9, c_t=gain * barely, p_t={5: 0.3, 9: 1.0})) == n
+    for unknown in (GUESSING, PairCosts(), replace(known, c_d=None)):
+        assert n_guess_that_pays(unknown) == 0
+
+
+def test_guesses_that_pay_are_made_in_runs_that_leave_it_open(command, questions):
+    sources, models = Sources.from_pair("tiny"), ModelConfig(n_threads=1)
+    with Reasoner(sources, None, models) as reasoner:
+        loaded = loaded_facts(reasoner)
+    store_costs(cost_key(sources, models), replace(GUESSING, loaded=loaded))
+    run = ("run", *TINY, "--seed", "1", "-n", "60", questions.read_text(), "--json")
+
+    def stats(*options):
+        return json.loads(command(*run, *options)[1])["stats"]
+
+    assert stats()["n_guesses"] > 0
+    assert "guessed tokens kept" in command(*run[:-1])[2]
+    assert stats("--guess", "0")["n_guesses"] == stats("--policy", "never")["n_guesses"] == 0
+    assert stats("--policy", "never", "--guess", "2")["n_guesses"] > 0
+    with Reasoner(sources, None, models, n_lanes=2) as reasoner:
+        go_by_costs(reasoner)
+        assert reasoner.n_guess == 0, "lanes write together"
+    # Guesses make the target cheaper, so that steps may pay without them and not beside them.
+    dear = replace(GUESSING, c_d=0.3, loaded=loaded, p_t={1: 1.0, 5: 0.3, 9: 0.3, 32: 0.25})
+    store_costs(cost_key(sources, models), dear)
+    assert stats("--guess", "0")["n_proposed_steps"] > 0
+    given_up = stats()
+    assert given_up["n_proposed_steps"] == 0 < given_up["n_guesses"]
+    assert "The draft guessed tokens and no steps" in given_up["remarks"][0]["text"]
+
+
 def test_what_cannot_pay_at_any_acceptance_is_given_up_at_once():
     assert not DraftingPays(replace(COSTS, c_t_alone=0.5))(Counters())
     assert DraftingPays(PairCosts())(counted(99, 0)), "of unknown costs nothing is foretold"
@@ -399,7 +440,8 @@ def test_what_cannot_pay_at_any_acceptance_is_given_up_at_once():
 def test_a_calibrated_acceptance_decides_before_the_first_step(command, questions, tmp_path):
     sources, models = Sources.from_pair("tiny"), ModelConfig(n_threads=1)
     with Reasoner(sources, None, models) as reasoner:
-        assert drafting_pays(reasoner) is None, "nothing was measured"
+        go_by_costs(reasoner)
+        assert reasoner.pays_for is None and reasoner.n_guess == 0, "nothing was measured"
         loaded = loaded_facts(reasoner)
         acceptance = reasoner.joint_probe.spec.calibrated_acceptance("semantic-joint", reasoner.policy.threshold)
     assert 0.5 < acceptance < 1

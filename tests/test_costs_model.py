@@ -77,17 +77,15 @@ def test_speculation_by_tokens_by_hand():
 
 
 def test_guesses_make_what_the_target_writes_cheaper_and_nothing_else():
-    costs = replace(GAIN, p_t={1: 0.02, 5: 0.005, 32: 0.004})
+    costs = replace(GAIN, p_t={1: 0.02, 5: 0.005, 32: 0.004}, loaded=Loaded(all_logits=["target"]))
     assert costs.guessing(0) == costs
     helped = costs.guessing(4)
-    for name in ("c_t", "c_t_alone"):
-        alone = getattr(costs, name)
-        speedup = token_speedup(4, GUESS_ACCEPTANCE, c_d=costs.c_d, c_t=alone, p_t=costs.p_t)
-        assert speedup > 1 and getattr(helped, name) == pytest.approx(alone / speedup)
+    speedup = token_speedup(4, GUESS_ACCEPTANCE, c_d=costs.c_d, c_t=costs.c_t, p_t=costs.p_t)
+    assert speedup > 1 and helped.c_t == helped.c_t_alone == pytest.approx(costs.c_t / speedup)
     assert replace(helped, c_t=costs.c_t, c_t_alone=costs.c_t_alone) == costs
     assert Outlook(costs=helped).break_even > Outlook(costs=costs).break_even
-    unknown = replace(costs, c_d=None)
-    assert unknown.guessing(4) == unknown
+    for unknown in (replace(costs, c_d=None), replace(costs, loaded=Loaded())):
+        assert unknown.guessing(4) == unknown, "of the last token's logits alone nothing follows for guesses"
 
 
 # -- what it says ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from ..config import ModelConfig, RunConfig, check_seed
-from ..costs.pays import drafting_pays
+from ..costs.pays import go_by_costs
 from ..costs.store import stored_costs
 from ..errors import ConfigError
 from ..jobs import TASKS, BadLine, Item, ItemRecord, Runner, read_job
@@ -189,7 +189,7 @@ def _here(
         tally.n_lanes = reasoner.n_lanes
         if not options["quiet"]:
             _say(f"lanes: {reasoner.n_lanes}")
-        reasoner.pays_for = drafting_pays(reasoner)
+        go_by_costs(reasoner)
         yield from Runner(
             reasoner=reasoner,
             seed=setup.seed,

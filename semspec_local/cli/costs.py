@@ -9,7 +9,7 @@ import click
 
 from ..costs.model import TOKENS_PER_STEP
 from ..costs.pair import Curve, Outlook
-from ..costs.pays import DraftingPays, expected_acceptance
+from ..costs.pays import DraftingPays, expected_acceptance, n_guess_that_pays
 from ..costs.store import CostKey, cost_key, store_costs
 from ..machine import load_average
 from ..metrics import Counters
@@ -95,8 +95,10 @@ def _expectation(outlook: Outlook, policy: Policy) -> str:
     )
     if outlook.costs.noise or outlook.tokens_per_step != TOKENS_PER_STEP:  # a run decides by others, or by none
         return f"{said}."
-    begins = DraftingPays(outlook.costs, outlook.expected_acceptance)(Counters())
-    return f"{said}; so a run {'drafts' if begins else 'lets the target write alone'}."
+    n_guess = n_guess_that_pays(outlook.costs)
+    begins = DraftingPays(outlook.costs.guessing(n_guess), outlook.expected_acceptance)(Counters())
+    does = "drafts" if begins else "lets the target write alone" if not n_guess else "lets the target write"
+    return f"{said}; so a run {does}{f', with {n_guess} tokens guessed at a time' if n_guess else ''}."
 
 
 def _read_logits(outlook: Outlook, role: Role) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ..config import check_seed
-from ..costs.pays import drafting_pays
+from ..costs.pays import go_by_costs
 from ..costs.store import stored_costs
 from ..engine import Speculation
 from ..errors import ConfigError, SemspecError
@@ -64,7 +64,7 @@ def run(**options: Any) -> int:
         if options["trace_file"]:
             _check_trace(options["trace_file"], [options["question_file"], *sources.files()])
         reasoner = stack.enter_context(Reasoner(sources, config, models))
-        reasoner.pays_for = drafting_pays(reasoner)
+        go_by_costs(reasoner)
         speculation = reasoner.start(
             question, seed=seed, system=options["system"], template_options=options["template_kwargs"]
         )

@@ -111,15 +111,21 @@ class PairCosts:
         c_d = together(self.c_d, self.p_d) if "draft" in self.loaded.all_logits else self.c_d
         return replace(self, c_d=c_d, c_t=c_t, c_t_alone=c_t_alone)
 
+    def guess_speedup(self, n: int) -> float | None:
+        """How many times as fast the target writes where `n` tokens are guessed at a time; None where it is unknown.
+
+        That is so where reading was measured without the logits of all tokens.
+        """
+        known = "target" in self.loaded.all_logits
+        return token_speedup(n, GUESS_ACCEPTANCE, c_d=self.c_d, c_t=self.c_t, p_t=self.p_t) if known else None
+
     def guessing(self, n: int) -> PairCosts:
         """About the costs where the draft guesses `n` tokens at a time of what the target writes; 0: none."""
-        curve = {"c_d": self.c_d, "p_t": self.p_t}
-
-        def helped(alone: float | None) -> float | None:
-            speedup = token_speedup(n, GUESS_ACCEPTANCE, c_t=alone, **curve)  # type: ignore[arg-type]
-            return alone if not n or alone is None or speedup is None else alone / speedup
-
-        return replace(self, c_t=helped(self.c_t), c_t_alone=helped(self.c_t_alone))
+        speedup = self.guess_speedup(n) if n else None
+        if speedup is None or self.c_t is None:
+            return self
+        c_t = self.c_t / speedup  # the pass over guesses is the same, whether a probe reads states or not
+        return replace(self, c_t=c_t, c_t_alone=None if self.c_t_alone is None else c_t)
 
     def to_json(self) -> dict[str, Any]:
         """What was measured, for the file that keeps it; `from_json` reads it back."""

@@ -6,15 +6,13 @@ other runs: with the same seed, costs and number of lanes a run goes the same wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..engine import Pays
 from ..metrics import Counters
 from ..policy import Policy
 from ..reasoner import Reasoner
 from .model import TOKENS_PER_STEP
-from .pair import PairCosts
+from .pair import N_DRAFTED, PairCosts
 from .store import stored_costs
 
 EVIDENCE_STEPS = 5
@@ -55,19 +53,31 @@ def is_worth_it(speedup: float | None) -> bool:
     return speedup is None or speedup * REACHED >= 1
 
 
-def drafting_pays(reasoner: Reasoner) -> Callable[[Policy], Pays] | None:
-    """The answer for a loaded pair on this machine, by the policy that accepts its steps.
+def go_by_costs(reasoner: Reasoner) -> None:
+    """Let the runs of a loaded pair draft, and guess, where that pays by what was measured of it on this machine.
 
-    None where its costs were never measured with the models loaded as they are (another policy wants other numbers of
-    them), or are not to be trusted.
+    Nothing changes where its costs were never measured with the models loaded as they are (another policy wants other
+    numbers of them), or are not to be trusted.
     """
     from .measure import loaded_facts
 
     costs = stored_costs(reasoner.sources, reasoner.models, loaded_facts(reasoner))
     if costs is None or costs.noise:
-        return None
-    as_run = costs.in_lanes(reasoner.n_lanes).guessing(reasoner.config.guess)
-    return lambda policy: DraftingPays(as_run, expected_acceptance(reasoner, policy))
+        return
+    reasoner.n_guess = n_guess_that_pays(costs) if reasoner.n_lanes == 1 and reasoner.can_guess else 0
+    chosen = reasoner.n_guess if reasoner.config.guess is None else reasoner.config.guess
+    as_run = costs.in_lanes(reasoner.n_lanes).guessing(chosen)
+    reasoner.pays_for = lambda policy: DraftingPays(as_run, expected_acceptance(reasoner, policy))
+
+
+def n_guess_that_pays(costs: PairCosts) -> int:
+    """How many tokens the draft should guess at a time for the target; 0 where guessing gains nothing.
+
+    Lanes write together, which makes the target's tokens cheap already: there nothing is known of guesses.
+    """
+    known = {n: speedup for n in N_DRAFTED if (speedup := costs.guess_speedup(n)) is not None}
+    best = max(known, key=lambda n: known[n], default=0)
+    return best if best and is_worth_it(known[best]) else 0
 
 
 def expected_acceptance(reasoner: Reasoner, policy: Policy) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..config import ModelConfig, RunConfig
-from ..costs.pays import drafting_pays
+from ..costs.pays import go_by_costs
 from ..reasoner import Reasoner, Sources
 from .items import BadLine, Item, Job, entry_of, read_job
 from .records import ItemError, ItemRecord
@@ -53,6 +53,6 @@ def run(
         for number, item in enumerate(items, start=1)
     )
     with Reasoner(sources or Sources.from_pair(pair), config, models, n_lanes=n_lanes) as reasoner:
-        reasoner.pays_for = drafting_pays(reasoner)
+        go_by_costs(reasoner)
         runner = Runner(reasoner=reasoner, seed=seed, task=TASKS[task] if task is not None else FREE)
         yield from runner.run(entries)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..config import ModelConfig, RunConfig
-from ..costs.pays import drafting_pays
+from ..costs.pays import go_by_costs
 from ..errors import ConfigError, IncompatibleError, SemspecError
 from ..provenance import fingerprint_file
 from ..reasoner import Reasoner, Sources
@@ -65,7 +65,7 @@ class PairWorker:
             other = ", ".join(sorted(name for name in {*own, *job.files} if own.get(name) != job.files.get(name)))
             raise ConfigError(f"the files of this machine are not those of the one that asks: {other}")
         self._reasoner = Reasoner(sources, job.config, job.models, n_lanes=job.n_lanes)
-        self._reasoner.pays_for = drafting_pays(self._reasoner)
+        go_by_costs(self._reasoner)
         task = TASKS[job.task] if job.task is not None else FREE
         settings: dict[str, Any] = {"system": job.system, "template_options": job.template_options}
         self._runner = Runner(reasoner=self._reasoner, seed=job.seed, task=task, **settings)
