@@ -10,6 +10,7 @@ from gguf_factory import write_model
 from llama_support import TOKENS, at_most, session
 from test_engine import STEPS, run, speculation
 
+from semspec_local import jobs
 from semspec_local.config import MAX_GUESS, ModelConfig, RunConfig, SamplingConfig
 from semspec_local.errors import ConfigError, ModelError
 from semspec_local.llama.guessing import TokenGuesser
@@ -312,3 +313,18 @@ def test_a_pair_that_cannot_guess_is_refused_before_the_first_question(tiny):
     sources = Sources(target=tiny("llama"), draft=tiny("other-vocab"))
     with pytest.raises(ConfigError, match="different vocabularies, so neither can guess"):
         Reasoner(sources, RunConfig(policy="never", guess=2), ModelConfig(n_ctx=256, n_threads=1))
+
+
+def test_lanes_guess_side_by_side():
+    """Each run gets the text that it gets alone, though all share a buffer of logits and a cache."""
+    names = ["Clara", "Anna", "Ben", "Dora", "Emil"]
+    questions = [QUESTION.replace("Clara", name).replace("5", str(3 + i)) for i, name in enumerate(names)]
+    sampling = SamplingConfig(temperature=0)
+
+    def texts(guess: int, n_lanes: int) -> list[str]:
+        config = RunConfig(guess=guess, n_prime=0, max_tokens=120, sampling=sampling)
+        records = jobs.run(questions, "tiny", config=config, models=ModelConfig(n_threads=1), n_lanes=n_lanes)
+        assert all((record.stats["n_guesses"] > 0) == (guess > 0) for record in records)
+        return [record.text for record in records]
+
+    assert texts(4, 3) == texts(4, 1) == texts(0, 1)
