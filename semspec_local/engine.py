@@ -67,6 +67,7 @@ class Speculation:
         joint_probe: JointProbe | None = None,
         pays: Pays | None = None,
         guesser: Guesser | None = None,
+        guesses_pay: Pays | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.prompts, self.policy, self.config, self.seed = prompts, policy, config, check_seed(seed)
@@ -75,13 +76,16 @@ class Speculation:
         self.counters = Counters(n_prompt_tokens=len(prompts.target))
         self._pays, self.gave_up = pays, policy.drafts and pays is not None and not pays(self.counters)
         self._drafts = policy.drafts and draft is not None and not self.gave_up
-        self._guesser = guesser
+        self.guesser, self._guesses_pay = guesser, guesses_pay
         self.draft = Side(draft, prompts.draft) if draft is not None and (self._drafts or guesser) else None
+        if self.draft is not None:
+            self.draft.only_guesses = not self._drafts
         self.bridge = Bridge(self.draft.model.vocabulary, target.vocabulary) if self.draft is not None else None
         self.prefix = Prefix(opened=prompts.thinking)
         self.stop_reason: StopReason | None = None
         self._probes, self._joint_probe = dict(probes or {}), joint_probe
         self._rater = Rater(target.vocabulary) if "target_rating" in policy.needs else None
+        self.n_guess = guesser.n if guesser is not None else 0
         self._needs = policy.needs | needs_of(joint_probe.features if joint_probe is not None else ())
         *self._seeds, policy_seed, guess_seed = np.random.SeedSequence(seed).generate_state(4).tolist()
         self._rng, self._guess_rng = np.random.default_rng(policy_seed), np.random.default_rng(guess_seed)
@@ -216,7 +220,7 @@ class Speculation:
         writer = self._draft if role == "draft" else self.target
         reader = self._reader([side for side in self.sides() if side.active])
         start = self._clock()
-        guesser = self._guesser if role == "target" and self.draft is not None and self.draft.active else None
+        guesser = self._usable_guesser() if role == "target" else None
         step = guesser.write(reader, self._guess_rng) if guesser is not None else writer.model.propose(reader)
         written = self._clock()
         kept, text = kept_part(step, reader, writer)
@@ -230,7 +234,7 @@ class Speculation:
         added: Added = {role: step.tokens[:kept], **self._read_along(role, step.tokens[:kept], text)}
         times = {"write_s": written - start, "read_s": self._clock() - written}
         counts = {"n_reused_tokens": min(kept, step.n_reused)}
-        counts |= {"n_guesses": step.n_guesses, "n_guesses_kept": step.n_guesses_kept}
+        counts |= {"n_guesses": step.n_guesses, "n_guesses_kept": step.n_guesses_kept}  # of all that was written
         record = self._record(role, reason, text, reader.end.kind, added, committed=True, **counts, **times)
         self._append(record, text, added)
 
@@ -241,8 +245,8 @@ class Speculation:
         added = {role: side.model.vocabulary.encode(text, control=True) for role, side in self._roles()}
         if len(added["target"]) > self._budget:
             self.stop_reason = "budget"
-        elif any(len(added[role]) > side.room for role, side in self._roles()):
-            self.stop_reason = "context_full"
+            return
+        added = {role: added[role] for role, side in self._roles() if self._fits(side, len(added[role]))}
         if self.stop_reason is not None:
             return
         for role, side in self._roles():
@@ -274,19 +278,30 @@ class Speculation:
 
     def _answer_role(self) -> Role:
         """Who writes the answer; the other model is not needed any more, and reads no further."""
-        role: Role = "draft" if self.config.answer_by == "draft" and self.draft and self.draft.active else "target"
+        drafts = self.draft is not None and self.draft.limits
+        role: Role = "draft" if self.config.answer_by == "draft" and drafts else "target"
         for other, side in self._roles():
-            side.active = other == role or (role == "target" and self._guesser is not None)
+            side.only_guesses = other == "draft" and role == "target"
+            side.active = other == role or (side.only_guesses and self.guesser is not None)
             side.model.read_states(False)
         return role
 
     def _gives_up(self) -> bool:
         """Is drafting not worth its time? Then the draft reads no further."""
         if self._drafts and not self.gave_up and self._pays is not None and not self._pays(self.counters):
-            self.gave_up, self._draft.active = True, self._guesser is not None
+            self.gave_up, self._draft.only_guesses = True, True
+            self._draft.active = self.guesser is not None
             for side in self.sides():
                 side.model.read_states(False)
         return self.gave_up
+
+    def _usable_guesser(self) -> Guesser | None:
+        """Who guesses what the target writes next; for good nobody, once that has not paid."""
+        if self.draft is None or not self.draft.active:
+            return None
+        if self.guesser is not None and self._guesses_pay is not None and not self._guesses_pay(self.counters):
+            self.guesser, self.draft.active = None, not self.draft.only_guesses
+        return self.guesser
 
     @property
     def _budget(self) -> int:
@@ -305,7 +320,7 @@ class Speculation:
 
     def _limits(self, sides: Sequence[Side]) -> list[int]:
         """How many tokens the next step may have: in the run, in the contexts, in the thinking."""
-        limits = [self._budget, *(side.room for side in sides if side.active)]
+        limits = [self._budget, *(side.room for side in sides if side.limits)]
         if self._may_think and self._think_room is not None:
             limits.append(max(1, self._think_room))
         return limits
@@ -346,15 +361,20 @@ class Speculation:
             if role != writer:
                 assert self.bridge is not None
                 carried = self.bridge.carry(tokens, text, side.model.vocabulary)
-                if len(carried) > side.room:
-                    self.stop_reason = "context_full"
-                    side.active = False
-                elif carried:
+                if self._fits(side, len(carried)) and carried:
                     # Of what it guessed it holds the first tokens, or even more than are kept.
                     if unread := carried[side.model.n_past - side.n_committed :]:
                         side.model.score(unread)
                     added[role] = carried
         return added
+
+    def _fits(self, side: Side, n_tokens: int) -> bool:
+        """Can a side read so many tokens more? If not it reads no further, and one that limits the run ends it."""
+        if n_tokens > side.room:
+            if side.limits:
+                self.stop_reason = "context_full"
+            side.active = False
+        return side.active
 
     def _record(self, origin: Origin, reason: Reason, text: bytes, end: str, added: Added, **rest: Any) -> StepRecord:
         self._n_records += 1
@@ -400,7 +420,7 @@ class Speculation:
             return
         elif self._budget <= 0:
             self.stop_reason = "budget"
-        elif min(side.room for side in self.sides() if side.active) <= 0:
+        elif min(side.room for side in self.sides() if side.limits) <= 0:
             self.stop_reason = "context_full"
 
     def _release(self) -> Iterator[StepRecord]:

@@ -11,12 +11,21 @@ from .protocols import StepModel
 
 @dataclass
 class Side:
-    """One model of the run. `committed` are the ids after the prompt's; an inactive side reads no further."""
+    """One model of the run. `committed` are the ids after the prompt's; an inactive side reads no further.
+
+    One that `only_guesses` helps as long as it has room, and limits the run in nothing.
+    """
 
     model: StepModel
     prompt: Sequence[int]
     committed: list[int] = field(default_factory=list)
     active: bool = True
+    only_guesses: bool = False
+
+    @property
+    def limits(self) -> bool:
+        """Does the run end where this context is full?"""
+        return self.active and not self.only_guesses
 
     @property
     def n_committed(self) -> int:

@@ -39,9 +39,10 @@ class Prompting:
         """The question as each model reads it. Raises ConfigError for one that is empty, or too long for a context."""
         messages = self._messages(question, system)
         known = self._known(options)
-        # A draft that a run does not use limits it in nothing.
-        roles = ROLES if POLICIES[config.policy].drafts or config.guess else ROLES[:1]
-        known = {role: given for role, given in known.items() if role in roles}
+        # A draft that writes no steps limits a run in nothing; one that guesses reads what fits.
+        drafts = POLICIES[config.policy].drafts
+        guesser: dict[Role, dict[str, Any]] = {} if drafts or not config.guess else {"draft": known["draft"]}
+        known = {role: given for role, given in known.items() if role in (ROLES if drafts else ROLES[:1])}
         rendered = self._render(messages, known)
         n_cut = 0
         if config.overflow == "truncate-left" and not self._fits(rendered, 1):
@@ -51,9 +52,11 @@ class Prompting:
 
             shorter = without_beginning(messages, fits)
             n_cut = _n_chars(messages) - _n_chars(shorter)
-            rendered = self._render(shorter, known)
+            messages, rendered = shorter, self._render(shorter, known)
         for role, prompt in rendered.items():
             self._models[role].check_prompt(prompt.tokens)
+        if self._fits(guessing := self._render(messages, guesser), 1):
+            rendered |= guessing
         return Prompts(
             target=rendered["target"].tokens,
             draft=rendered["draft"].tokens if "draft" in rendered else (),

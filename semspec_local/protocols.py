@@ -174,11 +174,16 @@ class StepModel(Protocol):
 class Guesser(Protocol):
     """Writes steps of a target with tokens that its draft guesses, distributed as if the target wrote alone."""
 
+    @property
+    def n(self) -> int:
+        """How many tokens are guessed at a time."""
+        ...
+
     def write(self, reader: StepReader, rng: np.random.Generator) -> ModelStep:
         """What `propose` of the target does, but that the step has no states and no log-probabilities.
 
         Both models hold the same text before it. Afterwards the draft's cache holds some of the step's tokens too, the
-        first ones. When it raises, both are at a position that `rollback` accepts.
+        first ones, as many as it has room for. When it raises, both are at a position that `rollback` accepts.
         """
         ...
 

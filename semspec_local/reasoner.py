@@ -107,6 +107,8 @@ class Reasoner:
         """Set by who knows what drafting costs here (see `costs.pays`); None always drafts."""
         self.n_guess = 0
         """Set by the same: tokens to guess at a time in runs whose configuration leaves that open."""
+        self.guesses_pay: Pays | None = None
+        """Set by the same: do such guesses still pay? None goes on guessing."""
         with ExitStack() as stack:
             self._load(stack)
             self._stack = stack.pop_all()
@@ -280,8 +282,10 @@ class Reasoner:
         config = config or self.config
         policy = self._policy_for(config)
         n_guess = (self.n_guess if policy.drafts else 0) if config.guess is None else config.guess
+        guesser = self._guesser(lane, n_guess) if n_guess else None
+        prompts = self.prompts(question, system=system, template_options=template_options, config=config)
         return Speculation(
-            self.prompts(question, system=system, template_options=template_options, config=config),
+            prompts,
             target=self._lanes[lane]["target"],
             draft=self._lanes[lane].get("draft"),
             policy=policy,
@@ -289,7 +293,8 @@ class Reasoner:
             probes=self.probes,
             joint_probe=self.joint_probe if "joint_semantic_prob" in policy.needs else None,
             pays=self.pays_for(policy) if config.give_up and self.pays_for is not None else None,
-            guesser=self._guesser(lane, n_guess) if n_guess else None,
+            guesser=guesser if prompts.draft else None,
+            guesses_pay=self.guesses_pay if config.guess is None else None,
             seed=check_seed(seed),
         )
 
@@ -368,6 +373,7 @@ class Reasoner:
             "prompt": speculation.prompts.text,
             "policy": speculation.policy.name,
             "threshold": speculation.policy.threshold,
+            "n_guess": speculation.n_guess,
             "config": asdict(speculation.config),
             "models_config": asdict(self.models),
             "pair": self.sources.pair,

@@ -67,7 +67,7 @@ def _about_prompt_and_context(speculation: Speculation) -> Iterator[Remark]:
     if n_cut := speculation.prompts.n_chars_cut:
         yield Remark("prompt_cut", f"The question did not fit: its first {n_cut:,} characters were left out.")
     if speculation.stop_reason == "context_full":
-        sides = speculation.sides()[: 1 if speculation.gave_up else 2]
+        sides = [side for side in speculation.sides() if not side.only_guesses]
         n_ctx = min(sides, key=lambda side: side.room).model.n_ctx
         yield Remark("context_full", f"The context of {n_ctx:,} tokens is full, so the text ends here (see -c).")
 
@@ -85,7 +85,8 @@ def _about_drafting(
         )
         return
     if not counters.n_proposed_steps:
-        if speculation.stop_reason not in (None, "interrupted", "error") and not counters.n_tokens_by_draft:
+        helped = counters.n_tokens_by_draft or counters.n_guesses_kept
+        if speculation.stop_reason not in (None, "interrupted", "error") and not helped:
             yield Remark("draft_inactive", f"The draft is loaded and was of no use: {_why_inactive(records)}.")
         return
     last = [record.accepted for record in records if record.accepted is not None][-N_LAST_STEPS:]

@@ -58,6 +58,7 @@ def stats_of(speculation: Speculation, records: list[StepRecord], remarks: Seque
         **counters.rates(),
         "policy": speculation.policy.name,
         "threshold": speculation.policy.threshold,
+        "n_guess": speculation.n_guess,
         "speculated": counters.n_proposed_steps > 0,
         "n_prompt_chars_cut": speculation.prompts.n_chars_cut,
         "remarks": [remark.to_json() for remark in remarks],

@@ -41,10 +41,11 @@ def test_drafting_is_switched_off_for_one_item(tmp_path):
     lines = [{"id": "on", "prompt": QUESTION}, {"id": "off", "prompt": QUESTION, "semspec": {"draft": False}}]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert program("batch", source, "-o", output, *TINY, "--lanes", 1).returncode == 0
+    assert program("batch", source, "-o", output, *TINY, "--lanes", 1, "--guess", 2).returncode == 0
     found = {line["id"]: line["stats"] for line in map(json.loads, output.read_text().splitlines())}
     assert found["on"]["n_proposed_steps"] > 0 and found["on"]["policy"] == "loglik-ratio"
     assert found["off"]["n_tokens_by_draft"] == 0 and found["off"]["policy"] == "never"
+    assert found["on"]["n_guesses"] > 0 == found["off"]["n_guesses"]
 
 
 @pytest.mark.case(11)

@@ -19,7 +19,16 @@ from semspec_local.config import ModelConfig, RunConfig, SamplingConfig
 from semspec_local.costs import store as cost_store
 from semspec_local.costs.measure import N_READ, loaded_facts, measure_costs
 from semspec_local.costs.pair import Loaded, Outlook, PairCosts
-from semspec_local.costs.pays import EVIDENCE_STEPS, REACHED, DraftingPays, go_by_costs, is_worth_it, n_guess_that_pays
+from semspec_local.costs.pays import (
+    EVIDENCE_GUESSES,
+    EVIDENCE_STEPS,
+    REACHED,
+    DraftingPays,
+    GuessingPays,
+    go_by_costs,
+    is_worth_it,
+    n_guess_that_pays,
+)
 from semspec_local.costs.store import cost_key, store_costs, stored_costs
 from semspec_local.jobs import Item
 from semspec_local.jobs.ray_engine import PairWorker, RayJob
@@ -395,15 +404,28 @@ GUESSING = replace(COSTS, c_d=0.05, c_t=1.0, c_t_alone=0.9, p_t={1: 1.0, 5: 0.3,
 
 
 def test_as_many_tokens_are_guessed_as_pay():
-    known = replace(GUESSING, loaded=Loaded(all_logits=["target"]))
+    known = replace(GUESSING, c_t_alone=1.0, loaded=Loaded(all_logits=["target"]))
     assert n_guess_that_pays(known) == 8
     assert n_guess_that_pays(replace(known, p_t={5: 0.3, 9: 0.6, 32: 0.2})) == 4
     assert n_guess_that_pays(replace(known, p_t={1: 1.0, 5: 0.9})) == 0, "reading is no cheaper than writing"
     barely = 5 * 0.3 / sum(0.9**i for i in range(5))
     for gain, n in ((1.01 / REACHED, 4), (0.99 / REACHED, 0)):
-        assert n_guess_that_pays(replace(known, c_d=1e-9, c_t=gain * barely, p_t={5: 0.3, 9: 1.0})) == n
+        exact = replace(known, c_d=1e-9, c_t=9.9, c_t_alone=gain * barely, p_t={5: 0.3, 9: 1.0})
+        assert n_guess_that_pays(exact) == n, "compared with the target alone, whose states nobody reads"
     for unknown in (GUESSING, PairCosts(), replace(known, c_d=None)):
         assert n_guess_that_pays(unknown) == 0
+
+
+def test_guesses_are_judged_by_how_many_stay_once_enough_were_made():
+    pays = GuessingPays(replace(GUESSING, loaded=Loaded(all_logits=["target"])), 4)
+    # A round of four takes 4 * 0.05 + 5 * 0.3 s; the target alone writes a token in 0.9 s.
+    even = ((4 * 0.05 + 5 * 0.3) / 0.9 - 1) / 4
+    for kept, said in ((even + 0.02, True), (even - 0.02, False)):
+        counters = Counters(n_guesses=1000, n_guesses_kept=round(1000 * kept))
+        assert pays(counters) is said
+    assert pays(Counters()) and pays(Counters(n_guesses=EVIDENCE_GUESSES - 1))
+    assert not pays(Counters(n_guesses=EVIDENCE_GUESSES))
+    assert GuessingPays(PairCosts(), 4)(Counters(n_guesses=1000)), "of unknown costs nothing is foretold"
 
 
 def test_guesses_that_pay_are_made_in_runs_that_leave_it_open(command, questions):
@@ -416,7 +438,7 @@ def test_guesses_that_pay_are_made_in_runs_that_leave_it_open(command, questions
     def stats(*options):
         return json.loads(command(*run, *options)[1])["stats"]
 
-    assert stats()["n_guesses"] > 0
+    assert stats()["n_guesses"] > 0 and stats()["n_guess"] in (4, 8) and stats("--guess", "0")["n_guess"] == 0
     assert "guessed tokens kept" in command(*run[:-1])[2]
     assert stats("--guess", "0")["n_guesses"] == stats("--policy", "never")["n_guesses"] == 0
     assert stats("--policy", "never", "--guess", "2")["n_guesses"] > 0

@@ -84,8 +84,8 @@ def test_guesses_make_what_the_target_writes_cheaper_and_nothing_else():
     assert speedup > 1 and helped.c_t == helped.c_t_alone == pytest.approx(costs.c_t / speedup)
     assert replace(helped, c_t=costs.c_t, c_t_alone=costs.c_t_alone) == costs
     assert Outlook(costs=helped).break_even > Outlook(costs=costs).break_even
-    for unknown in (replace(costs, c_d=None), replace(costs, loaded=Loaded())):
-        assert unknown.guessing(4) == unknown, "of the last token's logits alone nothing follows for guesses"
+    for unknown in (replace(costs, c_d=None), replace(costs, loaded=Loaded()), replace(costs, p_t={32: 0.004})):
+        assert unknown.guessing(4) == unknown, "a pass over few tokens, with the logits of all, was not measured"
 
 
 # -- what it says ---------------------------------------------------------------------------------------
@@ -109,6 +109,8 @@ def test_a_pair_that_gains_much_is_told_how_much():
         "On this machine this pair gains from 0.26 acceptance on and reaches at most 4.17 times the target's speed."
     )
     assert outlook.token_advice.startswith("Speculation by tokens would pay from 60% of tokens accepted on: ")
+    assert outlook.token_advice.endswith(" accepted (--guess 4).")
+    assert replace(outlook, can_guess=False).token_advice.endswith("% accepted.")
 
 
 def test_a_pair_that_never_gains_is_told_to_let_it_be():

@@ -44,6 +44,7 @@ def speculation(
     thinking=False,
     pays=None,
     guesser=None,
+    guesses_pay=None,
     **config,
 ):
     return Speculation(
@@ -56,6 +57,7 @@ def speculation(
         seed=seed,
         pays=pays,
         guesser=guesser,
+        guesses_pay=guesses_pay,
         clock=FakeClock(),
     )
 

@@ -39,13 +39,14 @@ def built(folder, tmp_path_factory):
     return out / "made-up", build_probes(folder, out, CONFIG, n_folds=3, n_resamples=100)
 
 
-def test_the_dual_form_is_the_usual_ridge_regression():
-    rows, share = RNG.normal(3, 5, (60, 7)), RNG.random(60)
+@pytest.mark.parametrize(("n", "width"), [(60, 7), (7, 60), (30, 30)])
+def test_both_forms_are_the_usual_ridge_regression(n, width):
+    rows, share = RNG.normal(3, 5, (n, width)), RNG.random(n)
     rows[:, 2] = 4  # a constant is not scaled, and changes nothing
     found = ridge.fit_ridge(rows, share, [10.0, 1000.0])
     scaled = (rows - rows.mean(0)) / np.where(rows.std(0) < 1e-6, 1, rows.std(0))
     for at, penalty in enumerate([10.0, 1000.0]):
-        usual = np.linalg.solve(scaled.T @ scaled + penalty * np.eye(7), scaled.T @ (share - share.mean()))
+        usual = np.linalg.solve(scaled.T @ scaled + penalty * np.eye(width), scaled.T @ (share - share.mean()))
         np.testing.assert_allclose(found.weights[:, at], usual, atol=1e-10)
         np.testing.assert_allclose(found(rows)[:, at], scaled @ usual + share.mean(), atol=1e-10)
 
@@ -83,6 +84,20 @@ def test_the_layer_that_knows_is_chosen(folder, role):
     found = ridge.choose(collection, role, rows, share, seed=0)
     assert found.kind.layer == SIGNAL_LAYER[role]
     assert len(found.sweep) == len(collection.kinds(role)) * len(ridge.PENALTIES)
+
+
+@pytest.mark.parametrize(("n", "width"), [(60, 7), (20, 60)])
+def test_cross_validation_is_a_regression_without_the_part(n, width):
+    states, share = RNG.normal(0, 5, (n, width)).astype(np.float32), RNG.random(n)
+    part = np.arange(n) % ridge.N_FOLDS
+    scaled = (states - states.mean(0)) / states.std(0)
+    for at, penalty in enumerate(ridge.PENALTIES):
+        for number in range(ridge.N_FOLDS):
+            kept, centre = part != number, share[part != number].mean()
+            x = scaled[kept]
+            usual = np.linalg.solve(x.T @ x + penalty * np.eye(width), x.T @ (share[kept] - centre))
+            found = ridge._unseen(states, share, part)[~kept, at]
+            np.testing.assert_allclose(found, scaled[~kept] @ usual + centre, atol=1e-4)
 
 
 def test_no_row_was_seen_by_what_judges_it():

@@ -48,14 +48,19 @@ def costs(**options: Any) -> None:
         from ..costs.measure import measure_costs
 
         key, policy = cost_key(sources, models), reasoner.policy
-        expected = expected_acceptance(reasoner, policy)
+        expected, can_guess = expected_acceptance(reasoner, policy), reasoner.can_guess
         click.echo("measuring; this takes up to a minute, and wants the machine to itself", err=True)
         measured = measure_costs(reasoner, tokens_per_step=options["tokens_per_step"], load=load)
     try:
         store_costs(key, measured)
     except OSError as error:
         click.echo(f"Note: not kept for later, for {key.path} cannot be written ({error.strerror or error})", err=True)
-    outlook = Outlook(costs=measured, tokens_per_step=options["tokens_per_step"], expected_acceptance=expected)
+    outlook = Outlook(
+        costs=measured,
+        tokens_per_step=options["tokens_per_step"],
+        expected_acceptance=expected,
+        can_guess=can_guess,
+    )
     if as_json := options["as_json"]:
         facts = {"pair": sources.pair, "policy": config.policy, **outlook.to_json(), **asdict(key)}
         click.echo(json_line(facts), nl=False)
@@ -95,7 +100,7 @@ def _expectation(outlook: Outlook, policy: Policy) -> str:
     )
     if outlook.costs.noise or outlook.tokens_per_step != TOKENS_PER_STEP:  # a run decides by others, or by none
         return f"{said}."
-    n_guess = n_guess_that_pays(outlook.costs)
+    n_guess = n_guess_that_pays(outlook.costs) if outlook.can_guess else 0
     begins = DraftingPays(outlook.costs.guessing(n_guess), outlook.expected_acceptance)(Counters())
     does = "drafts" if begins else "lets the target write alone" if not n_guess else "lets the target write"
     return f"{said}; so a run {does}{f', with {n_guess} tokens guessed at a time' if n_guess else ''}."

@@ -112,20 +112,28 @@ class PairCosts:
         return replace(self, c_d=c_d, c_t=c_t, c_t_alone=c_t_alone)
 
     def guess_speedup(self, n: int) -> float | None:
-        """How many times as fast the target writes where `n` tokens are guessed at a time; None where it is unknown.
+        """How many times as fast as alone the target writes where `n` tokens are guessed at a time.
 
-        That is so where reading was measured without the logits of all tokens.
+        None where it is unknown: reading so few tokens, with the logits of all, was not measured.
         """
-        known = "target" in self.loaded.all_logits
-        return token_speedup(n, GUESS_ACCEPTANCE, c_d=self.c_d, c_t=self.c_t, p_t=self.p_t) if known else None
+        if "target" not in self.loaded.all_logits or min(self.p_t, default=n + 2) > n + 1:
+            return None
+        return token_speedup(n, GUESS_ACCEPTANCE, c_d=self.c_d, c_t=self.c_t_alone, p_t=self.p_t)
+
+    def guess_speedup_at(self, n: int, kept: float) -> float | None:
+        """The same where a share `kept` of all guesses stays: then a round commits 1 + n * kept tokens."""
+        read = at_length(self.p_t, n + 1)
+        if self.c_d is None or self.c_t_alone is None or read is None:
+            return None
+        return (1 + n * kept) * self.c_t_alone / (n * self.c_d + (n + 1) * read)
 
     def guessing(self, n: int) -> PairCosts:
         """About the costs where the draft guesses `n` tokens at a time of what the target writes; 0: none."""
         speedup = self.guess_speedup(n) if n else None
-        if speedup is None or self.c_t is None:
+        if speedup is None or self.c_t_alone is None:
             return self
-        c_t = self.c_t / speedup  # the pass over guesses is the same, whether a probe reads states or not
-        return replace(self, c_t=c_t, c_t_alone=None if self.c_t_alone is None else c_t)
+        c_t = self.c_t_alone / speedup  # a pass over guesses is the same, whether a probe reads states or not
+        return replace(self, c_t=c_t, c_t_alone=c_t)
 
     def to_json(self) -> dict[str, Any]:
         """What was measured, for the file that keeps it; `from_json` reads it back."""
@@ -156,6 +164,8 @@ class Outlook:
     tokens_per_step: int = TOKENS_PER_STEP
     expected_acceptance: float | None = None
     """The share of steps that the policy accepted when its probe was calibrated."""
+    can_guess: bool = True
+    """Can the draft guess the target's tokens? One with another vocabulary cannot."""
 
     @property
     def ceiling(self) -> float | None:
@@ -210,7 +220,7 @@ class Outlook:
 
     @property
     def token_advice(self) -> str:
-        """One sentence about speculation by tokens."""
+        """One sentence about speculation by tokens, with the option that turns it on where the draft can guess."""
         known = [
             (speedup, n, acceptance)
             for n, by_acceptance in self.token_speculation.items()
@@ -225,7 +235,8 @@ class Outlook:
         speedup, n, acceptance = max(known)
         return (
             f"Speculation by tokens would pay from {min(paying):.0%} of tokens accepted on: {speedup:.2f} times the "
-            f"target's speed with {n} tokens at a time and {acceptance:.0%} accepted (--guess {n})."
+            f"target's speed with {n} tokens at a time and {acceptance:.0%} accepted"
+            f"{f' (--guess {n})' if self.can_guess else ''}."
         )
 
     def to_json(self) -> dict[str, Any]:

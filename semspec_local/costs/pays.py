@@ -18,6 +18,9 @@ from .store import stored_costs
 EVIDENCE_STEPS = 5
 """So many verified steps are waited for before their acceptance counts; then they weigh as much as an expected one."""
 
+EVIDENCE_GUESSES = 64
+"""So many guesses are waited for before it counts how many of them stayed."""
+
 REACHED = 0.93
 """The share of the cost model's speedup that runs with probes reach: 0.91 to 1.00 on two pairs (docs/benchmarks.md).
 
@@ -48,6 +51,21 @@ class DraftingPays:
         return is_worth_it(self.costs.at_step(length).at_acceptance(acceptance).ceiling(self.costs.c_t_alone))
 
 
+@dataclass(frozen=True)
+class GuessingPays:
+    """Implements `engine.Pays` for guesses, `n` at a time: until `EVIDENCE_GUESSES` were made they do."""
+
+    costs: PairCosts
+    n: int
+
+    def __call__(self, counters: Counters) -> bool:
+        kept = counters.guess_acceptance_rate
+        if kept is None or counters.n_guesses < EVIDENCE_GUESSES:
+            return True
+        speedup = self.costs.guess_speedup_at(self.n, kept)
+        return speedup is None or speedup >= 1
+
+
 def is_worth_it(speedup: float | None) -> bool:
     """Does a speedup that the cost model promises leave a gain in a run? Of an unknown one nothing is foretold."""
     return speedup is None or speedup * REACHED >= 1
@@ -64,17 +82,16 @@ def go_by_costs(reasoner: Reasoner) -> None:
     costs = stored_costs(reasoner.sources, reasoner.models, loaded_facts(reasoner))
     if costs is None or costs.noise:
         return
+    # In lanes nothing is known of guesses: they write together, which makes the target's tokens cheap already.
     reasoner.n_guess = n_guess_that_pays(costs) if reasoner.n_lanes == 1 and reasoner.can_guess else 0
+    reasoner.guesses_pay = GuessingPays(costs, reasoner.n_guess)
     chosen = reasoner.n_guess if reasoner.config.guess is None else reasoner.config.guess
     as_run = costs.in_lanes(reasoner.n_lanes).guessing(chosen)
     reasoner.pays_for = lambda policy: DraftingPays(as_run, expected_acceptance(reasoner, policy))
 
 
 def n_guess_that_pays(costs: PairCosts) -> int:
-    """How many tokens the draft should guess at a time for the target; 0 where guessing gains nothing.
-
-    Lanes write together, which makes the target's tokens cheap already: there nothing is known of guesses.
-    """
+    """How many tokens the draft should guess at a time for the target; 0 where guessing gains nothing."""
     known = {n: speedup for n in N_DRAFTED if (speedup := costs.guess_speedup(n)) is not None}
     best = max(known, key=lambda n: known[n], default=0)
     return best if best and is_worth_it(known[best]) else 0

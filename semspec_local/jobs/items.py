@@ -29,7 +29,7 @@ OVERRIDES = (
     *SAMPLING,
     "template_kwargs",
 )
-"""What the `semspec` object of a line may set for that item; `"draft": false` is the policy `never`."""
+"""What the `semspec` object of a line may set for that item; `"draft": false` is the target alone."""
 
 _OF_BATCHES = ("seed", "stop", *SAMPLING)
 """Settings that the body of an OpenAI batch line calls as we do."""

@@ -147,7 +147,7 @@ def config_of(item: Item, base: RunConfig) -> RunConfig:
     changes: dict[str, Any] = {name: value for name, value in item.overrides.items() if name not in elsewhere}
     changes["sampling"] = replace(base.sampling, **{n: v for n, v in item.overrides.items() if n in SAMPLING})
     if item.overrides.get("draft") is False:
-        changes["policy"] = "never"
+        changes |= {"policy": "never", "guess": 0}
     if changes.get("policy", base.policy) != base.policy:
         changes.setdefault("threshold", None)  # a threshold belongs to its policy
     return replace(base, **changes)

@@ -2,8 +2,8 @@
 
 A collection made on one machine has a hundred problems or two, and states have a thousand numbers. One part for
 validation is then so small that luck chooses layer and penalty. Here both are chosen by cross-validation over all
-problems that are not for the test, with the closed form of ridge regression (in its dual form, which has as many
-unknowns as there are rows).
+problems that are not for the test, with the closed form of ridge regression. Of its two forms, with an unknown for each
+number of a state (primal) or for each row (dual), the one with fewer is solved.
 
 The joint head is a logistic regression on a step's features and on what the two linear probes say of the target's
 share, which is one linear layer again. It learns from what probes said that had not seen the row's problem ("stacked
@@ -65,10 +65,27 @@ def fit_ridge(rows: NDArray[Any], share: Array, penalties: Sequence[float]) -> S
     """The share as a linear function of rows [n, width], one output for each penalty."""
     mean, std = _moments(rows)
     scaled = (rows - mean) / std
-    gram = scaled @ scaled.T
     centre = share.mean()
-    dual = [np.linalg.solve(gram + penalty * np.eye(len(gram)), share - centre) for penalty in penalties]
-    return Standardised(mean, std, scaled.T @ np.stack(dual, axis=1), np.full(len(penalties), centre))
+    if _is_wide(scaled):
+        weights = scaled.T @ _solved(scaled @ scaled.T, share - centre, penalties)
+    else:
+        weights = _solved(scaled.T @ scaled, scaled.T @ (share - centre), penalties)
+    return Standardised(mean, std, weights, np.full(len(penalties), centre))
+
+
+def _is_wide(rows: NDArray[Any]) -> bool:
+    """Are there more numbers in a row than rows?"""
+    return bool(rows.shape[1] > rows.shape[0])
+
+
+def _solved(gram: NDArray[Any], wanted: NDArray[Any], penalties: Sequence[float]) -> NDArray[Any]:
+    """Solutions [n, n_penalties] of (gram + penalty) x = wanted, in the precision of `gram` [n, n]."""
+    eye = np.eye(len(gram), dtype=gram.dtype)
+    found = [
+        solve(gram + gram.dtype.type(penalty) * eye, wanted, assume_a="pos", overwrite_a=True, check_finite=False)
+        for penalty in penalties
+    ]
+    return np.stack(found, axis=1)
 
 
 def fit_logistic(rows: NDArray[Any], share: Array) -> Standardised:
@@ -138,16 +155,19 @@ def _unseen(states: FloatArray, share: Array, part: NDArray[np.int64]) -> Array:
     """
     mean, std = _moments(states)
     scaled = ((states - mean) / std).astype(np.float32)
-    gram = scaled @ scaled.T
+    wide = _is_wide(scaled)
+    gram = scaled @ scaled.T if wide else scaled.T @ scaled
     unseen = np.empty((len(share), len(PENALTIES)))
     for number in range(part.max() + 1):
         out = part == number
-        kept, centre = gram[np.ix_(~out, ~out)], share[~out].mean()
+        centre = share[~out].mean()
         wanted = (share[~out] - centre).astype(np.float32)
-        for at, penalty in enumerate(PENALTIES):
-            regular = kept + np.float32(penalty) * np.eye(len(kept), dtype=np.float32)
-            dual = solve(regular, wanted, assume_a="pos", overwrite_a=True, check_finite=False)
-            unseen[out, at] = gram[np.ix_(out, ~out)] @ dual + centre
+        if wide:
+            found = gram[np.ix_(out, ~out)] @ _solved(gram[np.ix_(~out, ~out)], wanted, PENALTIES)
+        else:
+            kept = gram - scaled[out].T @ scaled[out]
+            found = scaled[out] @ _solved(kept, scaled[~out].T @ wanted, PENALTIES)
+        unseen[out] = found + centre
     return unseen
 
 

@@ -31,7 +31,7 @@ class Proposer(Protocol):
     def begin(self) -> None: ...
 
     def propose(self, tokens: Sequence[int], n_right: int, n: int) -> list[Draw]:
-        """Up to `n` tokens, of at least one, that may follow the step's `tokens`.
+        """Up to `n` tokens, of at least one, that may follow the step's `tokens`; maybe none.
 
         Each with the distribution that it was drawn from; an end-of-generation token is the last.
         """
@@ -59,6 +59,10 @@ class DraftGuesses:
     def propose(self, tokens: Sequence[int], n_right: int, n: int) -> list[Draw]:
         draft = self._draft
         n_known = min(draft.n_past - self._start, n_right)
+        room = draft.n_ctx - self._start - len(tokens)  # behind what it has yet to read
+        if room < 0:
+            return []
+        n = min(n, room + 1)
         draft.read_at(self._start + n_known, tokens[n_known:])
         guesses = [draft.draw()]
         while len(guesses) < n and guesses[-1].token not in draft.vocabulary.eog_tokens:
@@ -80,7 +84,7 @@ class TokenGuesser:
         check_can_guess([target])
         if n < 1:
             raise ConfigError(f"{n} tokens are to be guessed at a time; wanted 1 or more")
-        self._target, self._proposer, self._n = target, proposer, n
+        self._target, self._proposer, self.n = target, proposer, n
 
     @classmethod
     def with_draft(cls, target: LlamaStepModel, draft: LlamaStepModel, n: int) -> TokenGuesser:
@@ -95,7 +99,7 @@ class TokenGuesser:
             stack.callback(target.return_to_start)
             proposer.begin()
             stack.callback(proposer.undo)
-            step = _Writing(target, proposer, reader, rng).run(self._n)
+            step = _Writing(target, proposer, reader, rng).run(self.n)
             stack.pop_all()
         return step
 
