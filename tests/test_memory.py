@@ -9,6 +9,7 @@ import pytest
 from semspec_local.config import ModelConfig, RunConfig
 from semspec_local.errors import ConfigError, ModelError
 from semspec_local.llama import memory
+from semspec_local.llama.kept import N_KEPT
 from semspec_local.llama.lane_choice import batch_costs, best_lanes
 from semspec_local.llama.model import LlamaModel
 from semspec_local.pairs import resolve
@@ -20,11 +21,11 @@ def test_the_caches_grow_with_context_and_lanes_and_layers():
     base = memory.needed_bytes(target, 512, 1)
     assert base > target.stat().st_size
     per_token = 4 * (256 + 256) * 2  # layers, keys and values, float16
-    kept = 16 * 9 * n_vocab(target) * 4  # each of several lanes keeps logits of its own
+    kept = N_KEPT * 9 * n_vocab(target) * 4  # each of several lanes keeps logits of its own
     assert memory.needed_bytes(target, 512, 9) - base == 8 * 512 * per_token + kept
     assert memory.needed_bytes(target, 256, 1) == base - 256 * per_token
     added = memory.needed_bytes(draft, 512, 9) - memory.needed_bytes(draft, 512, 1)
-    assert added == 8 * 512 * 2 * 256 * 2 + 16 * 9 * n_vocab(draft) * 4
+    assert added == 8 * 512 * 2 * 256 * 2 + N_KEPT * 9 * n_vocab(draft) * 4
 
 
 def n_vocab(path: Path) -> int:
